@@ -24,10 +24,11 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.declarations.settings import Settings
 from orchestration.replays.replay import checked_outputs, replay_batches
-from orchestration.replays.replay_choice import ReplayChoice, batches_to_replay, check_output_names
+from orchestration.replays.replay_choice import REPLAYABLE, ReplayChoice, batches_to_replay, check_output_names
 from orchestration.replays.replay_run import ReplayRequest
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ def replay(
         str,
         typer.Argument(
             metavar="[TIME]",
-            help=f"{TIME_HELP}, or {LATEST}: as without it, the newest completed batch with records.",
+            help=f"{TIME_HELP}, or {LATEST}: the newest finished batch with records, QUARANTINED or COMPLETED.",
             autocompletion=names.batches,
         ),
     ] = "",
@@ -115,8 +116,9 @@ def replay(
         pipeline_id = applied.pipeline_id
         check_output_names(pipeline, declared=PipelineDeclaration.of(applied.declaration).outputs, outputs=outputs)
         first = bound_time(from_time)
-        if batch_time not in ("", LATEST):
-            first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline).batch_time
+        if batch_time:
+            states = (BatchState.QUARANTINED,) if quarantined or failed_outputs_only else REPLAYABLE
+            first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline, latest_of=states).batch_time
         choice = ReplayChoice(
             first, bound_time(to_time), failed_outputs_only=failed_outputs_only, quarantined=quarantined
         )

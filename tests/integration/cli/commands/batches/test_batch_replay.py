@@ -359,6 +359,17 @@ def test_a_batch_of_which_nothing_is_known_is_neither_replayed_nor_refused(
     assert [row["outcome"] for row in json.loads(answer.stdout)["batches"]] == ["replayed", "failed", "unknown"]
 
 
+def test_latest_is_a_quarantined_batch_too(dagster: Dagster, engine: sa.Engine) -> None:
+    with connect(engine) as connection:
+        statement = "UPDATE forebay.batches SET state = 'QUARANTINED', completed_at = NULL WHERE batch_time = :time"
+        connection.execute(sa.text(statement), {"time": T3})
+        connection.commit()
+    for arguments in (["latest"], [], ["latest", "--quarantined"]):
+        CliRunner().invoke(app, ["batches", "replay", "words", *arguments])
+    configs = [launched["runConfigData"]["ops"]["words__replay"]["config"] for launched in dagster.launched]
+    assert [config["from_time"] for config in configs] == [T3.isoformat(), T2.isoformat(), T3.isoformat()]
+
+
 @pytest.mark.parametrize("named", [f"{T1:%Y-%m-%dT%H:%M:%SZ}", f"{T1:%Y-%m-%d %H:%M:%S}", "latest"])
 def test_a_batch_is_named_as_other_commands_print_it(dagster: Dagster, named: str) -> None:
     CliRunner().invoke(app, ["batches", "replay", "words", named])
