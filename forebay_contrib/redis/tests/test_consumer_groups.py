@@ -89,8 +89,7 @@ class OlderRedis:
     [
         "wrong number of arguments for 'xgroup|create' command",
         "syntax error",
-        "The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the MKSTREAM option "
-        "to create an empty stream automatically.",
+        "The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the MKSTREAM option",
     ],
 )
 def test_a_group_is_created_on_servers_that_do_not_take_a_count(refusal: str, latest: bool, begin: str) -> None:
