@@ -78,15 +78,20 @@ class DurableConsumer:
             await self._compare(about, consumer)
 
     async def refresh(self) -> ConsumerInfo:
-        """Note how far the consumer has got; raises where it is gone, or the server does not answer."""
+        """Note how far the consumer has got; raises if it is gone, or the server does not answer.
+
+        Raises NatsError if someone has changed its settings to ones by which messages are lost.
+        """
         source = self._source
         jetstream = self._client.jetstream(timeout=source.connect_timeout)
         if time.monotonic() < self._look_at:
             found: ConsumerInfo = await jetstream.consumer_info(source.stream, source.durable)
+            _check(source, found.config)
             return found
         # In this order: what is removed because it was delivered meanwhile is no gap.
         about = await jetstream.stream_info(source.stream)
         found = await jetstream.consumer_info(source.stream, source.durable)
+        _check(source, found.config)
         async with self._looking:
             await self._compare(about, found)
         return found
