@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig, StreamSource
 
 from forebay_contrib.nats import reader as nats_reader
 from forebay_contrib.nats.client import NatsError
@@ -66,3 +66,27 @@ def test_the_reader_fails_if_its_consumer_is_refused(monkeypatch: pytest.MonkeyP
     reader._consumer = _consumer(ConsumerConfig(ack_policy=AckPolicy.NONE), [])
     asyncio.run(asyncio.wait_for(reader._watch_consumer(), 10))
     assert "ack_policy" in str(reader._failed)
+
+
+@pytest.mark.parametrize(
+    ("filters", "subjects", "sources", "way_out"),
+    [
+        ([], ["a"], None, None),
+        ([">"], ["a", "b"], None, None),
+        ([">"], None, None, None),
+        (["a"], ["a"], None, None),
+        (["b", "a"], ["a", "b"], None, None),
+        (["a"], ["a", "b"], None, "do not come; declare subject='a', or create it without a filter"),
+        (["a"], None, None, "do not come; declare subject='a', or create it without a filter"),
+        (["a"], ["a"], [StreamSource(name="T")], "do not come; declare subject='a', or create it without a filter"),
+        (["a", "b"], ["a", "b", "c"], None, "do not come; create it without a filter"),
+    ],
+)
+def test_a_filter_that_leaves_out_messages_of_the_stream_is_reported_with_the_way_out(
+    filters: list[str], subjects: list[str] | None, sources: list[StreamSource] | None, way_out: str | None
+) -> None:
+    said: list[str] = []
+    one = filters[0] if len(filters) == 1 else None
+    config = ConsumerConfig(filter_subject=one, filter_subjects=None if one else filters)
+    _consumer(config, said)._report_filter(StreamConfig(subjects=subjects, sources=sources), config)
+    assert [text.partition("messages of other subjects ")[2] for text in said] == ([] if way_out is None else [way_out])
