@@ -53,7 +53,8 @@ _TURN_SECONDS = 1.0  # how long the connection's thread waits for data before it
 _GATHERING_SECONDS = 0.01
 _GATHERED_MESSAGES = 500
 _STREAM_OFFSET = "x-stream-offset"  # RabbitMQ adds this header to messages of a stream
-# So a stream shows what it is as soon as it has a message, at each start; other queues have no use for it.
+# Sent to recognise a stream at each start: it then delivers from its first message, with the header above. As far as we
+# know, RabbitMQ accepts this argument for streams only; versions that refuse it for other queues close the channel.
 _FROM_THE_FIRST = {_STREAM_OFFSET: "first"}
 _PRECONDITION_FAILED = 406
 
@@ -161,9 +162,10 @@ class AmqpReader:
             try:
                 self._consume_queue(channel, queue, _FROM_THE_FIRST)
             except ChannelClosedByBroker as error:
-                if error.reply_code != _PRECONDITION_FAILED:
+                # RabbitMQ has many reasons for a 406, and names the argument only if it refuses the argument.
+                if error.reply_code != _PRECONDITION_FAILED or _STREAM_OFFSET not in error.reply_text:
                     raise
-                # Some brokers refuse the argument where it has no use. With them, those that accept it are streams.
+                # With a broker that refuses the argument for other queues, those that accept it are streams.
                 refused = True
                 channel = self._new_channel(connection)
             else:

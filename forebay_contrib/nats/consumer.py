@@ -21,7 +21,7 @@ from receiver_runtime.reporting.source_marks import SourceMarks
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
-    from nats.js.api import ConsumerInfo, StreamInfo
+    from nats.js.api import ConsumerInfo, StreamConfig, StreamInfo
 
     from forebay_contrib.nats.declaration import NatsJetStream
     from forebay_contrib.nats.session import KnownConsumer
@@ -69,24 +69,39 @@ class DurableConsumer:
             )
             self._begin_again(about, consumer, first)
         _check(source, consumer.config)
-        if source.subject is None and _filters(consumer.config):
-            self._receiver.report_error(
-                f"the consumer {source.durable!r} of {source.stream!r} was created to read only "
-                f"{', '.join(_filters(consumer.config))}: messages of other subjects do not come"
-            )
+        self._report_filter(about.config, consumer.config)
         async with self._looking:
             await self._compare(about, consumer)
 
+    def _report_filter(self, stream: StreamConfig, config: ConsumerConfig) -> None:
+        """Report a consumer that reads only some of the stream's subjects, if none was declared."""
+        source, filters = self._source, _filters(config)
+        if source.subject is not None or not filters or ">" in filters:
+            return
+        # Messages that come from other streams may have any subject.
+        if stream.subjects and not stream.sources and set(stream.subjects) <= set(filters):
+            return
+        declare = f"declare subject={filters[0]!r}, or " if len(filters) == 1 else ""
+        self._receiver.report_error(
+            f"the consumer {source.durable!r} of {source.stream!r} was created to read only {', '.join(filters)}: "
+            f"messages of other subjects do not come; {declare}create it without a filter"
+        )
+
     async def refresh(self) -> ConsumerInfo:
-        """Note how far the consumer has got; raises where it is gone, or the server does not answer."""
+        """Note how far the consumer has got; raises if it is gone, or the server does not answer.
+
+        Raises NatsError if someone has changed its settings to ones by which messages are lost.
+        """
         source = self._source
         jetstream = self._client.jetstream(timeout=source.connect_timeout)
         if time.monotonic() < self._look_at:
             found: ConsumerInfo = await jetstream.consumer_info(source.stream, source.durable)
+            _check(source, found.config)
             return found
         # In this order: what is removed because it was delivered meanwhile is no gap.
         about = await jetstream.stream_info(source.stream)
         found = await jetstream.consumer_info(source.stream, source.durable)
+        _check(source, found.config)
         async with self._looking:
             await self._compare(about, found)
         return found
@@ -195,8 +210,8 @@ def _check(source: NatsJetStream, config: ConsumerConfig) -> None:
         )
     if (config.max_deliver or 0) > 0:
         raise NatsError(
-            f"{name} has max_deliver {config.max_deliver}, after which the server gives a message up, stored or not: "
-            "create it without, or give another durable"
+            f"{name} has max_deliver {config.max_deliver}, after which the server stops delivering a message, stored "
+            "or not: create it without, or give another durable"
         )
     filters = _filters(config)
     if source.subject is not None and filters != [source.subject]:

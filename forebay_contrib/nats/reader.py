@@ -233,7 +233,11 @@ class NatsReader:
             await asyncio.sleep(LOOK_SECONDS)
             # If the consumer is gone, or the server does not answer, keep what is known.
             with contextlib.suppress(Exception):
-                found = await self._consumer.refresh()
+                try:
+                    found = await self._consumer.refresh()
+                except NatsError as error:
+                    self._fail(error)
+                    return
                 self._receiver.report_unread(partial(self._find_unread, found), lambda: len(self._coming))
 
     def _find_unread(self, consumer: ConsumerInfo) -> dict[Place, Unread]:

@@ -314,8 +314,8 @@ class ConsumerGroups:
 def _create(client: redis.Redis, stream: str, name: str, *, latest: bool) -> None:
     """Create a group at the stream's end, or before its oldest entry. Raises redis.ResponseError.
 
-    The group counts what it reads from its beginning on. Else Redis 7.0 takes the count from the stream when the group
-    reads its first entry, with all that was trimmed before that.
+    Set the group's count of read entries. Without it, Redis 7.0 computes the count from the stream when the group reads
+    its first entry, and includes the entries that were trimmed before that.
     """
     try:
         whole: Any = client.xinfo_stream(stream)
@@ -325,19 +325,18 @@ def _create(client: redis.Redis, stream: str, name: str, *, latest: bool) -> Non
         about: dict[str, Any] = {"length": 0, "last-generated-id": b"0-0", "entries-added": 0}
     else:
         about = _by_name(whole)
-    begin = about["last-generated-id"] if latest else b"0"
     added = about.get("entries-added")
     if added is not None:
         try:
-            read = added if latest else added - about["length"]
+            begin, read = (about["last-generated-id"], added) if latest else (b"0", added - about["length"])
             client.xgroup_create(stream, name, begin, mkstream=True, entries_read=read)
         except redis.ResponseError as error:
-            # Before Redis 7 there is no such option.
-            if "wrong number of arguments" not in str(error) and "syntax error" not in str(error):
+            if str(error).startswith("BUSYGROUP"):
                 raise
+            # Servers before Redis 7 do not know the option, and each refuses it in other words.
         else:
             return
-    client.xgroup_create(stream, name, begin, mkstream=True)
+    client.xgroup_create(stream, name, "$" if latest else "0", mkstream=True)
 
 
 def group_of(client: redis.Redis, stream: str, name: str) -> dict[str, Any] | None:

@@ -99,7 +99,7 @@ def id_of(number: int) -> str:
 def first_seen(seen: Seen) -> Reached:
     """Return what a group has reached that the driver log does not know: what it missed earlier is not ours."""
     dropped = 0 if seen.is_before_all and seen.position else seen.dropped or 0
-    return advanced(Reached(through=seen.position, dropped=dropped), seen)
+    return advanced(Reached(through=seen.position, dropped=dropped, deleted=seen.deleted), seen)
 
 
 def advanced(before: Reached, seen: Seen) -> Reached:

@@ -34,9 +34,12 @@ def _reader(*queues: str) -> AmqpReader:
 class _Channel:
     """Stand for a channel of a broker with streams; one that ``refuses`` closes it for an argument without a use."""
 
-    def __init__(self, streams: set[str], *, refuses: bool) -> None:
+    def __init__(
+        self, streams: set[str], *, refuses: bool, words: str = "PRECONDITION_FAILED - invalid arg 'x-stream-offset'"
+    ) -> None:
         self._streams = streams
         self._refuses = refuses
+        self._words = words
         self.consumed: list[str] = []
         self.is_open = True
 
@@ -49,7 +52,7 @@ class _Channel:
         assert self.is_open
         if queue not in self._streams and arguments and self._refuses:
             self.is_open = False
-            raise ChannelClosedByBroker(406, "PRECONDITION_FAILED - invalid arg 'x-stream-offset'")
+            raise ChannelClosedByBroker(406, self._words)
         self.consumed.append(queue)
 
 
@@ -74,6 +77,13 @@ def test_a_stream_is_seen_by_the_argument_that_other_queues_do_not_take(streams:
         assert made[-1].is_open
         expected = {"a", "b", "c"}
     assert sorted(queue for one in made for queue in one.consumed) == sorted(expected)
+
+
+def test_a_queue_that_is_refused_for_another_reason_makes_no_other_queue_a_stream() -> None:
+    words = "PRECONDITION_FAILED - stream 'b' in vhost '/' does not have a running replica"
+    channel = _Channel({"a"}, refuses=True, words=words)
+    with pytest.raises(ChannelClosedByBroker, match="running replica"):
+        _reader("a", "b")._consume(cast("Any", SimpleNamespace(channel=lambda: channel)))
 
 
 @pytest.mark.parametrize(("ready", "said"), [(3, "what it had is lost: 3 messages"), (0, None)])

@@ -224,7 +224,7 @@ def test_a_request_that_the_consumer_refuses_is_reported(
         ({"ack_policy": "all"}, "has ack_policy 'all', by which messages are lost"),
         ({"deliver_subject": "elsewhere"}, "is a push consumer"),
         ({"headers_only": True}, "has headers_only, by which messages come without their content"),
-        ({"max_deliver": 2}, "has max_deliver 2, after which the server gives a message up"),
+        ({"max_deliver": 2}, "has max_deliver 2, after which the server stops delivering a message"),
     ],
     ids=["none", "all", "push", "headers_only", "max_deliver"],
 )

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
-from forebay_contrib.redis.consumer_groups import ConsumerGroups
+from forebay_contrib.redis.consumer_groups import ConsumerGroups, _create
 from forebay_contrib.redis.declaration import RedisStreams
 
 BLOCK = 10_000_000
@@ -64,3 +65,34 @@ def test_a_receiver_that_stops_looks_no_further_and_says_so() -> None:
     [said] = moved_past(Stream(5000, TINY), 5000, threading.Event())
     assert "past 5000 entries" in said
     assert "a gap of 5000 entries" in said
+
+
+class OlderRedis:
+    """Stand for a server that refuses the count of read entries with these words; the stream is missing."""
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+        self.created: list[object] = []
+
+    def xinfo_stream(self, _: str) -> None:
+        raise redis.ResponseError("no such key")
+
+    def xgroup_create(self, _stream: str, _name: str, begin: object, *, mkstream: bool, **options: int) -> None:
+        if options:
+            raise redis.ResponseError(self._refusal)
+        self.created.append((begin, mkstream))
+
+
+@pytest.mark.parametrize(("latest", "begin"), [(True, "$"), (False, "0")])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "wrong number of arguments for 'xgroup|create' command",
+        "syntax error",
+        "The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the MKSTREAM option",
+    ],
+)
+def test_a_group_is_created_on_servers_that_do_not_take_a_count(refusal: str, latest: bool, begin: str) -> None:
+    server: Any = OlderRedis(refusal)
+    _create(server, "s", "g", latest=latest)
+    assert server.created == [(begin, True)]

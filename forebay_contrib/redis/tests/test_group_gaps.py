@@ -218,6 +218,16 @@ def test_what_was_trimmed_before_the_group_began_or_is_read_again_is_no_gap() ->
     assert (gap.size, gap_of_trimmed(after, later)[0]) == (5, None)
 
 
+def test_what_was_deleted_before_the_group_was_known_is_no_gap_and_what_is_deleted_later_is() -> None:
+    """Take entries 1 to 9, of which 6 was deleted first; Redis can't count what the group reads before it."""
+    begun = first_seen(Seen(0, 9, 1, 8, 9, 1, 6))
+    seen = Seen(3, 9, 1, 8, 9, None, 6)
+    gap, reached = gap_of_trimmed(begun, seen)
+    assert gap is None
+    gap, _ = gap_of_trimmed(advanced(reached, seen), seen._replace(length=7, deleted=8))
+    assert "the last one 0-8, were deleted" in str(gap)
+
+
 def test_a_stream_that_was_made_again_is_told_by_its_newest_id_or_its_number_of_entries() -> None:
     before = Reached(through=10, last=12, added=12)
     assert is_another_stream(before, Seen(0, 11, 1, 11, 11))
