@@ -25,6 +25,8 @@ QUIET_SECONDS = 60.0
 _MOST = 300
 # What counts on while a problem lasts: times, ages, numbers of batches; not the number of a receiver, or in a name.
 _NUMBERS = re.compile(r"(?<![\w/.:-])\d[\d,.:TZ-]*")
+# What depends on a number: the end of its noun, and the verb.
+_COUNTED = re.compile(r"# (\w+?)(?:es|e|s)?\b( (?:is|are|was|were|has|have|does|do)\b)?")
 
 
 class ProblemWatch:
@@ -52,7 +54,7 @@ class ProblemWatch:
     def compare(self, found: list[Problem]) -> None:
         """Tell of those that are new, and of those that are gone."""
         now = self._clock()
-        there = {_NUMBERS.sub("#", problem.what): problem for problem in found}
+        there = {_key(problem.what): problem for problem in found}
         said = {key for key, at in self._told.items() if now - at < QUIET_SECONDS}
         for key in there.keys() - self._known.keys() - said:
             self._say(key, there[key].line)
@@ -71,3 +73,8 @@ class ProblemWatch:
     def _say(self, key: str, line: str) -> None:
         self._told[key] = self._clock()
         self._tell(line if len(line) <= _MOST else f"{line[: _MOST - 1]}…")
+
+
+def _key(what: str) -> str:
+    """Return what stays the same while a problem lasts: one request refused, and 288 requests refused, are one."""
+    return _COUNTED.sub(lambda counted: f"# {counted[1]}{' #' if counted[2] else ''}", _NUMBERS.sub("#", what))

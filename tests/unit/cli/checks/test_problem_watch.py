@@ -54,3 +54,17 @@ def test_a_trouble_that_is_put_in_other_words_is_not_called_over() -> None:
         now += 2 * QUIET_SECONDS
     watch.compare([])
     assert told == [one.what, several.what, one.what, f"no longer: {one.what}"]
+
+
+def test_one_and_many_are_the_same_problem() -> None:
+    told: list[str] = []
+    watch = ProblemWatch(told.append, lambda: 0.0)
+    for what in (
+        ("clicks/1: 1 request refused: 404 /v1", "clicks/1: 288 requests refused: 404 /v1"),
+        ("1 batch is waiting", "2 batches are waiting"),
+        ("1 file has no reader", "30 files have no reader"),
+    ):
+        watch.compare([Problem(what[0])])
+        told.clear()
+        watch.compare([Problem(what[1])])
+        assert told == []
