@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.core]
 _ROOT = scheduling.__file__.removesuffix("/tests/support/scheduling.py")
 _MARKS = '[pytest]\naddopts = -m "not slow"\nmarkers =\n  slow: an area\n'
 _GOOD = "import pytest\n@pytest.mark.parametrize('value', range(3))\ndef test_good(value): pass\n"
+# No two have one name, which pytest refuses in one process.
 _FILES = {
     "test_a.py": _GOOD,
     "test_ends.py": "import os\ndef test_before(): pass\ndef test_ends(): os._exit(3)\ndef test_after(): pass\n",
@@ -26,8 +27,8 @@ _FILES = {
     "test_y.py": _GOOD,
     # The last file of a directory has no test that is chosen, and the next file is in another one.
     "directory/test_one.py": "def test_one(): pass\n",
-    "directory/test_slow.py": "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n",
-    "directory_after/test_two.py": "def test_two(): pass\n",
+    "directory/test_two.py": "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n",
+    "directory_after/test_three.py": "def test_three(): pass\n",
     "test_z.py": "def test_last(): pass\n",
 }
 

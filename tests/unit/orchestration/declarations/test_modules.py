@@ -23,12 +23,13 @@ if TYPE_CHECKING:
         (
             "sink",
             "import forebay\nforebay.ParquetSink('out', partitoin_by=['a'])\n",
-            r"keyword argument 'partitoin_by': did you mean partition_by\? \(sink.py, line 2\)",
+            # Python says it itself from 3.13 on.
+            r"keyword argument 'partitoin_by'(: did|\. Did) you mean '?partition_by'?\? \(sink.py, line 2\)",
         ),
         (
             "own_sink",
             "class MySink:\n    def __init__(self, bucket): ...\n\n\nMySink(\n    buckte=1)\n",
-            r"'buckte': did you mean bucket\? \(own_sink.py, line 5\)",
+            r"'buckte'(: did|\. Did) you mean '?bucket'?\? \(own_sink.py, line 5\)",
         ),
         ("no_close", "def f(a): ...\nf(zzzzz=1)\n", r"argument 'zzzzz' \(no_close.py, line 2\)"),
         ("builtin", "dict.fromkeys(zzzzz=1)\n", r"takes no keyword arguments \(builtin.py, line 1\)"),
