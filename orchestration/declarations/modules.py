@@ -94,7 +94,7 @@ def said_in_a_line(error: BaseException) -> str:
 def _meant_argument(error: BaseException) -> str:
     """Return which argument was meant where a call has one that its function does not know; "" if none is close.
 
-    It serves every sink, source and class of whoever, none of which needs to take all arguments to say so.
+    It serves each sink and source, and classes of the user, none of which needs to take all arguments to say so.
     """
     found = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
     # Python 3.13 says some of it itself.

@@ -174,7 +174,7 @@ class KafkaPlaces:
         )
         found = self._next_generation(key, at, went_on, why)
         found.links.append(new_id)
-        # Whoever opens the first partition, which each topic has, reports those that the new topic has not.
+        # The receiver of the first partition, which each topic has, reports those that the new topic has not.
         if key[1] == 0:
             self._report_gone(key[0])
         return found

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import sqlalchemy as sa
+    from typer.testing import Result
+
+    Invoke = Callable[[list[str], Pipeline], Result]
 
 HELD = TargetCheck("failed", "the table is written by output 'old'", "Give it a table of its own.")
 
@@ -96,17 +99,27 @@ def test_a_postgres_that_is_away_or_has_no_secret_here_refuses_nothing(monkeypat
     assert (found.health, "refused" in found.found) == ("warning", True)
 
 
-@pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])
-def test_up_and_apply_write_nothing_that_a_target_refuses(
-    command: list[str], connection: sa.Connection, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipeline = declared(counts=AskedSink(lambda: HELD), more=AskedSink(breaks))
+@pytest.fixture
+def invoke(database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Return how to invoke a command for a module that declares a pipeline."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(home))
     (home.parent / "shop.py").write_text("")
     monkeypatch.chdir(home.parent)
-    monkeypatch.setattr(f"forebay.cli.commands.{command[0]}.load_pipelines", lambda _: [pipeline])
-    answer = CliRunner().invoke(app, [command[0], "shop", *command[1:]])
+
+    def invoked(command: list[str], pipeline: Pipeline) -> Result:
+        monkeypatch.setattr(f"forebay.cli.commands.{command[0]}.load_pipelines", lambda _: [pipeline])
+        return CliRunner().invoke(app, [command[0], "shop", *command[1:]])
+
+    return invoked
+
+
+@pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])
+def test_up_and_apply_write_nothing_that_a_target_refuses(
+    command: list[str], connection: sa.Connection, invoke: Invoke
+) -> None:
+    pipeline = declared(counts=AskedSink(lambda: HELD), more=AskedSink(breaks))
+    answer = invoke(command, pipeline)
     assert answer.exit_code == 1, answer.output
     assert "'counts' of pipeline 'words': the table is written by output 'old'. Give it a" in answer.output
     assert "'more' of pipeline 'words': its target was not asked who writes to it" in answer.output
@@ -116,18 +129,13 @@ def test_up_and_apply_write_nothing_that_a_target_refuses(
 
 @pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])
 def test_what_only_the_driver_log_shows_to_be_a_wrong_declaration_is_one_sentence(
-    command: list[str], connection: sa.Connection, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
+    command: list[str], connection: sa.Connection, invoke: Invoke
 ) -> None:
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     apply(connection, [declared(counts=ConsoleSink())])
     more = Stream("more", SocketText(host="127.0.0.1", port=9998), renamed_from="lines")
     pipeline = Pipeline("words", interval="10s")
     pipeline.output(inputs=[lines, more], sink=ConsoleSink(), name="counts")(lambda lines, more: lines)
-    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    monkeypatch.setenv("FOREBAY_HOME", str(home))
-    (home.parent / "shop.py").write_text("")
-    monkeypatch.chdir(home.parent)
-    monkeypatch.setattr(f"forebay.cli.commands.{command[0]}.load_pipelines", lambda _: [pipeline])
-    answer = CliRunner().invoke(app, [command[0], "shop", *command[1:]])
+    answer = invoke(command, pipeline)
     assert (answer.exit_code, type(answer.exception)) == (1, SystemExit)
     assert "lines is declared too: leave renamed_from out" in answer.output

@@ -40,7 +40,7 @@ def owner(engine: sa.Engine) -> Iterator[sa.Connection]:
 @pytest.mark.parametrize(
     ("setup", "statement", "advice"),
     [
-        # Before the first upgrade: managed Postgres, where nobody is superuser, and the owner of the database grants.
+        # Before the first upgrade: managed Postgres, without a superuser, and the owner of the database grants.
         (["ALTER SCHEMA forebay RENAME TO other"], "CREATE SCHEMA forebay", GRANT_CREATE),
         # A service's login, beside an owner that is a login, and one that is a role for its members.
         ([f"ALTER ROLE {OWNER} LOGIN"], MAKE_TABLE, OWNER_LOGS_IN),
