@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 OnBadRows = Literal["fail", "dead_letter"]
 #: Refused rows that an error names.
 MOST_NAMED = 5
-#: Refused rows that one task keeps aside, and their characters: with more, it is the output that is wrong.
+#: Refused rows that one task keeps aside, and the characters of those before the last: with more, it is the output that
+#: is wrong.
 MOST_REFUSED = 10_000
 _MOST_KEPT_CHARACTERS = 1 << 26
 #: What an error about refused rows says besides, for a sink that could keep them aside.
@@ -56,10 +57,11 @@ class RefusedRows:
     def add(self, row: RefusedRow) -> None:
         """Add a row. Raises RefusedRowsError if there are too many."""
         self.rows.append(row)
-        self._characters += len(row.row)
         most = MOST_REFUSED if self._keeps else MOST_NAMED
+        # Without the row's own: one long row must not refuse its neighbours.
         if len(self.rows) >= most or self._characters > _MOST_KEPT_CHARACTERS:
             raise self._error(f"{len(self.rows)} rows, or more,")
+        self._characters += len(row.row)
 
     def end(self) -> None:
         """Raise RefusedRowsError if there are any, and they are not kept."""
