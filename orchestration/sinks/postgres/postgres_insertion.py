@@ -6,7 +6,6 @@ inserting it. This module must never change the table otherwise, or commit.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.postgres.postgres_refusals import OF_NO_ROW, TREE
@@ -118,8 +117,7 @@ class Insertion:
         waiting, self._waiting = self._waiting, []
         if (there := (self._stored, self._refusals.number)) != self._tried_with:
             self._tried_with = there
-            with contextlib.suppress(_RowError):
-                self._stored += self._inserted([piece for some in waiting for piece in some])
+            if self._insert_pieces([piece for some in waiting for piece in some]) is None:
                 return
         for some in waiting:
             if len(some) == 1 and some[0].is_a_row:
@@ -149,8 +147,8 @@ class Insertion:
         if own:
             self._check = f"SET CONSTRAINTS {own} IMMEDIATE; SET CONSTRAINTS {own} DEFERRED;"
 
-    def _inserted(self, pieces: Sequence[Piece]) -> int:
-        """Insert pieces by one statement, or nothing of them. Raises _RowError."""
+    def _insert_pieces(self, pieces: Sequence[Piece]) -> Any:  # noqa: ANN401
+        """Insert pieces by one statement, or nothing of them: then return the error, which is because of a row."""
         import psycopg2  # noqa: PLC0415
         from psycopg2 import sql  # noqa: PLC0415
 
@@ -162,23 +160,23 @@ class Insertion:
             if error.pgcode is None or OF_NO_ROW.match(error.pgcode):
                 raise
             self._cursor.execute("ROLLBACK TO SAVEPOINT piece; RELEASE SAVEPOINT piece")
-            raise _RowError(error) from None
-        return stored
+            return error
+        self._stored += stored
+        return None
 
     def _search(self, left: Sequence[list[Piece]]) -> None:
         """Insert what can be, in order, by halves of what can't, and the rows of a page one by one."""
         to_do = [*reversed(left)]
         while to_do:
             some = to_do.pop()
-            try:
-                self._stored += self._inserted(some)
-            except _RowError as error:
+            error = self._insert_pieces(some)
+            if error is not None:
                 if self._begin_halving():
                     to_do.append(some)
-                elif self._waits(error.of_postgres):
+                elif self._waits(error):
                     self._waiting.append(some)
                 elif len(some) == 1 and some[0].is_a_row:
-                    self._refusals.judge(some[0], error.of_postgres)
+                    self._refusals.judge(some[0], error)
                 else:
                     to_do += reversed(self._halves(some) or self._insert_one_by_one(some[0]))
             if self._stored:
@@ -199,12 +197,10 @@ class Insertion:
         if self._halves_already:
             return False
         self._halves_already = True
-        try:
-            self._inserted([])
-        except _RowError as error:
-            if not self._waits(error.of_postgres):
-                # No row is to blame: a trigger for each statement refuses any.
-                raise error.of_postgres from None
+        error = self._insert_pieces([])
+        if error is not None and not self._waits(error):
+            # No row is to blame: a trigger for each statement refuses any.
+            raise error
         repeated = self._repeated()
         for piece in repeated:
             self._refusals.refuse_repeated(piece, self._key)
@@ -255,11 +251,3 @@ class Insertion:
         stored, refused = self._cursor.fetchone()
         self._stored += stored
         return [[Piece.of_place(piece.table, place)] for place in refused]
-
-
-class _RowError(Exception):
-    """Postgres has refused a statement because of a row."""
-
-    def __init__(self, of_postgres: Any) -> None:  # noqa: ANN401
-        super().__init__(str(of_postgres))
-        self.of_postgres = of_postgres
