@@ -35,10 +35,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_SECOND = 253_402_300_799
 
 
-class UnknownPikaError(Exception):
-    """This version of pika is another inside than the one that is known here: install pika 1.4."""
-
-
 class DecodedProperties(spec.BasicProperties):  # type: ignore[misc]
     """Hold a message's properties. If ``undecodable`` is true, they could not be decoded, and none are set."""
 
@@ -64,7 +60,11 @@ class TolerantConnection(SelectConnection):  # type: ignore[misc]
         lacking = [name for name in _METHODS if not hasattr(SelectConnection, name)]
         lacking += [name for name in _FIELDS if not hasattr(self, name)]
         if lacking:
-            raise UnknownPikaError(f"{UnknownPikaError.__doc__} It has no {', '.join(lacking)}.")
+            message = (
+                "This version of pika is another inside than the one that is known here: install pika 1.4. "
+                f"It has no {', '.join(lacking)}."
+            )
+            raise ImportError(message)
 
     def _read_frame(self) -> Any:  # noqa: ANN401  as its parent's
         buffer = self._frame_buffer

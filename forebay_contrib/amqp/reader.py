@@ -57,17 +57,15 @@ _STREAM_OFFSET = "x-stream-offset"  # RabbitMQ adds this header to messages of a
 # know, RabbitMQ accepts this argument for streams only; versions that refuse it for other queues close the channel.
 _FROM_THE_FIRST = {_STREAM_OFFSET: "first"}
 _PRECONDITION_FAILED = 406
+_CANCELLED = "the AMQP broker cancelled a consumer"
 
 
-class AmqpConsumerError(ConnectionError):
-    """Consuming has to begin again: the broker ended a consumer, or the channel that all of them have."""
+class AmqpQueueError(ConnectionError):
+    """Restart to consume again: ``words`` say why for all queues, the message for this one."""
 
-
-class AmqpStreamError(ConnectionError):
-    """Bind a quorum queue to the same exchange, and read that.
-
-    The broker would begin at the stream's end with each start, and what came meanwhile would be missing without a word.
-    """
+    def __init__(self, words: str, said: str) -> None:
+        super().__init__(said)
+        self.words = words
 
 
 class AmqpReader:
@@ -142,10 +140,8 @@ class AmqpReader:
             # Acknowledge what was registered last.
             self._acknowledge(channel)
             connection.close()
-        except AmqpConsumerError as error:
-            self._receiver.restart("the AMQP broker cancelled a consumer", error)
-        except AmqpStreamError as error:
-            self._receiver.restart("a queue can't be read without gaps", error)
+        except AmqpQueueError as error:
+            self._receiver.restart(error.words, error)
         except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping:
                 self._receiver.restart(words, error)
@@ -155,7 +151,7 @@ class AmqpReader:
             self._close()
 
     def _consume(self, connection: pika.BlockingConnection) -> BlockingChannel:
-        """Consume each queue. Raises AmqpStreamError for a stream, if the broker shows already which ones are."""
+        """Consume each queue. Raises AmqpQueueError for a stream, if the broker shows already which ones are."""
         channel = self._new_channel(connection)
         accepted, refused = [], False
         for queue in self._source.queues:
@@ -200,11 +196,13 @@ class AmqpReader:
         if self._stopping:
             return
         if self._cancelled:
-            raise AmqpConsumerError(self._cancelled)
+            raise AmqpQueueError(_CANCELLED, self._cancelled)
         if not channel.is_open:
             # The connection stays open, and the client reports a closed channel only to calls that use it: without this
             # check, no more messages would come.
-            raise AmqpConsumerError("the broker closed the channel, what is not acknowledged is delivered again")
+            raise AmqpQueueError(
+                _CANCELLED, "the broker closed the channel, what is not acknowledged is delivered again"
+            )
 
     def _on_message(
         self, queue: str, _: object, method: Basic.Deliver, properties: DecodedProperties, body: bytes
@@ -321,8 +319,12 @@ class AmqpReader:
             self._receiver.restart("what came from the AMQP broker could not be stored", error)
 
 
-def _stream_error(queue: str) -> AmqpStreamError:
-    return AmqpStreamError(f"{queue!r} is a stream. {AmqpStreamError.__doc__}")
+def _stream_error(queue: str) -> AmqpQueueError:
+    said = (
+        f"{queue!r} is a stream. Bind a quorum queue to the same exchange, and read that. The broker would begin at "
+        "the stream's end with each start, and what came meanwhile would be missing without a word."
+    )
+    return AmqpQueueError("a queue can't be read without gaps", said)
 
 
 def _about_a_block(messages: Sequence[Message], nbytes: int) -> int:

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 _TAKEN_OVER = 0x8E
 
 
-class MqttConnectionError(ConnectionError):
-    """Look into the broker's log: the broker ended the connection, or refused it."""
-
-
 class BrokerAnswers:
     """Hold what the broker answered on one connection. Only the connection's thread uses it."""
 
@@ -55,10 +51,10 @@ class BrokerAnswers:
         reason: ReasonCode,
         __: Properties | None,
     ) -> None:
-        """Subscribe, or raise MqttConnectionError if the broker refused the connection."""
+        """Subscribe, or raise ConnectionError if the broker refused the connection."""
         if reason.is_failure:
             self.refusal = f"the MQTT broker refused the connection: {reason}"
-            raise MqttConnectionError(self.refusal)
+            raise ConnectionError(self.refusal)
         if self._session.begin(present=flags.session_present):
             why = (
                 f"the MQTT broker has lost the session of {self._client_id}"
@@ -100,11 +96,11 @@ class BrokerAnswers:
         reasons: Sequence[ReasonCode],
         ____: Properties | None,
     ) -> None:
-        """Report what the broker granted; raise MqttConnectionError if it refused a topic."""
+        """Report what the broker granted; raise ConnectionError if it refused a topic."""
         for topic, reason in zip(self._source.subscriptions, reasons, strict=False):
             if reason.is_failure:
                 self.refusal = f"the MQTT broker refused the subscription to {topic!r}: {reason}"
-                raise MqttConnectionError(self.refusal)
+                raise ConnectionError(self.refusal)
             if reason.value < self._source.qos:
                 self._receiver.report_error(
                     f"the MQTT broker grants QoS {reason.value} for {topic!r} where {self._source.qos} was asked for"

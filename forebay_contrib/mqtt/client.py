@@ -51,10 +51,6 @@ _STRINGS = {"UTF-8 Encoded String": 1, "UTF-8 String Pair": 2}
 _IF_NEW = 1
 
 
-class UnknownPahoError(Exception):
-    """This version of paho-mqtt is another inside than the one that is known here: install paho-mqtt 2.1."""
-
-
 class MqttGivenUpError(Exception):
     """Connecting was given up: the receiver was stopped meanwhile."""
 
@@ -97,7 +93,11 @@ class MqttClient(Client):
         lacking = [name for name in _METHODS if not hasattr(Client, name)]
         lacking += [name for name in _FIELDS if not hasattr(self, name)]
         if lacking:
-            raise UnknownPahoError(f"{UnknownPahoError.__doc__} It has no {', '.join(lacking)}.")
+            message = (
+                "This version of paho-mqtt is another inside than the one that is known here: install paho-mqtt 2.1. "
+                f"It has no {', '.join(lacking)}."
+            )
+            raise ImportError(message)
         #: The number of messages and releases so far. A caller compares it to see if a read has brought anything.
         self.packets = 0
         self._given_up = False

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from forebay_contrib.mqtt.broker_answers import BrokerAnswers, MqttConnectionError
+from forebay_contrib.mqtt.broker_answers import BrokerAnswers
 from forebay_contrib.mqtt.client import MqttClient, MqttGivenUpError, UndecodableMessage
 from forebay_contrib.mqtt.records import batch_of, keys_of, pieces
 from receiver_runtime.block_path.block_handler import DeadLetter
@@ -168,7 +168,9 @@ class MqttReader:
         """Read what has arrived, acknowledge what is due, keep the connection alive; wait briefly for work."""
         connection = client.socket()
         if connection is None:
-            raise MqttConnectionError(self._answers.refusal or MqttConnectionError.__doc__)
+            raise ConnectionError(
+                self._answers.refusal or "Look into the broker's log: the broker ended the connection, or refused it."
+            )
         for mid, qos in self._session.due():
             client.acknowledge(mid, qos)
         wanted = (select.POLLIN if reads else 0) | (select.POLLOUT if client.want_write() else 0)

@@ -88,15 +88,21 @@ def _pool(url: str) -> sa.Engine:
     return engine
 
 
-class _RunStorage(PostgresRunStorage):
+class _Pooled:
+    """Use the process's pool in place of a storage's own; the first base of each."""
+
+    postgres_url: str
+
     def __init__(self, postgres_url: str, shared: _Shared) -> None:
-        super().__init__(postgres_url, should_autocreate_tables=False)
+        super().__init__(postgres_url, should_autocreate_tables=False)  # type: ignore[call-arg]  # the storage's own
         self._engine = shared.engine
         self._shared = shared
 
     def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:  # noqa: ARG002
         self._engine = _webservers_pool(self.postgres_url, statement_timeout)
 
+
+class _RunStorage(_Pooled, PostgresRunStorage):
     def has_run_stats_index_cols(self) -> bool:
         return self._shared.has("runs.start_time", super().has_run_stats_index_cols)
 
@@ -108,15 +114,7 @@ class _RunStorage(PostgresRunStorage):
         return self._shared.has(f"runs: {migration_name}", lambda: look(migration_name))
 
 
-class _EventLogStorage(PostgresEventLogStorage):
-    def __init__(self, postgres_url: str, shared: _Shared) -> None:
-        super().__init__(postgres_url, should_autocreate_tables=False)
-        self._engine = shared.engine
-        self._shared = shared
-
-    def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:  # noqa: ARG002
-        self._engine = _webservers_pool(self.postgres_url, statement_timeout)
-
+class _EventLogStorage(_Pooled, PostgresEventLogStorage):
     def _has_asset_key_col_on_connection(self, conn: sa.Connection, column_name: str) -> bool:
         look = super()._has_asset_key_col_on_connection
         return self._shared.has(f"asset_keys.{column_name}", lambda: look(conn, column_name))
@@ -126,15 +124,7 @@ class _EventLogStorage(PostgresEventLogStorage):
         return self._shared.has(f"events: {name}", lambda: look(name))
 
 
-class _ScheduleStorage(PostgresScheduleStorage):
-    def __init__(self, postgres_url: str, shared: _Shared) -> None:
-        super().__init__(postgres_url, should_autocreate_tables=False)
-        self._engine = shared.engine
-        self._shared = shared
-
-    def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:  # noqa: ARG002
-        self._engine = _webservers_pool(self.postgres_url, statement_timeout)
-
+class _ScheduleStorage(_Pooled, PostgresScheduleStorage):
     def has_instigators_table(self) -> bool:
         # Without a connection, if it was found before.
         return self._shared.has("instigators", super().has_instigators_table)

@@ -145,17 +145,6 @@ def schedule_receivers(
     return candidates
 
 
-def reschedule_receiver(
-    receiver: WaitingReceiver, agents: Sequence[AgentCapacity], placed: Sequence[PlacedReceiver]
-) -> tuple[int, ...]:
-    """Return the candidates for one receiver, by the weights of all others (P02); no other receiver moves.
-
-    The receiver's own earlier weight does not count.
-    """
-    others = [other for other in placed if other.receiver_id != receiver.receiver_id]
-    return Rescheduling(agents, others).candidates(receiver)
-
-
 class Rescheduling:
     """Place receivers again, one after the other (P02); no other receiver moves.
 

@@ -35,7 +35,7 @@ from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.supervisor.receiver_supervisor import ReceiverSupervisor, progress_limit
 from tracker_store.blocks.block_stores import attached_identities
 from tracker_store.blocks.blocks import Claim, claim, newest_epoch
-from tracker_store.connection.errors import ClaimLostError
+from tracker_store.connection.errors import ClaimLostError, NotAssignedError
 from tracker_store.receivers.hand_overs import predecessor_holds, take_over
 from tracker_store.receivers.processes import heartbeat
 from tracker_store.receivers.receivers import get_receiver, report_event, set_receiver_state
@@ -59,10 +59,6 @@ _CLAIM_ATTEMPTS = 5
 _HAND_OVER_SECONDS = 20.0
 # Seconds between two polls for that: they are part of the stream's pause.
 _SIGN_OFF_POLL_SECONDS = 0.03
-
-
-class NotOursError(Exception):
-    """This process may not run the receiver."""
 
 
 class ReceiverStart:
@@ -91,7 +87,7 @@ class ReceiverStart:
         """Return the supervisor, ready to run. Nothing was read from the source.
 
         Raises:
-            NotOursError, NotAssignedError, NoSuchReceiverError, ReceiverFencedError: this process may not run it.
+            NotAssignedError, NoSuchReceiverError, ReceiverFencedError: this process may not run it.
             GivenUpError: the receiver is to end.
             DriverLogError: for example another claim came first.
             ValueError, BlockStoreError: the declaration or a setting is wrong, and a restart does not change that.
@@ -102,7 +98,7 @@ class ReceiverStart:
             "read the receiver's declaration", lambda c: get_receiver(c, self._receiver_id)
         )
         if self._assignment not in (spec.assignment, spec.offered_assignment):
-            raise NotOursError(
+            raise NotAssignedError(
                 f"assignment {spec.assignment} is in force, this process was started for {self._assignment}"
             )
         source = parse_source(spec.source)
@@ -130,7 +126,7 @@ class ReceiverStart:
                 process_id=shared.process_id,
             ),
         ):
-            raise NotOursError("the driver log has it under another assignment, or not as placed")
+            raise NotAssignedError("the driver log has it under another assignment, or not as placed")
         response = self._driver_log.until_answered(
             "read what the receiver is to do",
             lambda c: heartbeat(c, process_id=shared.process_id, receiver_ids=[self._receiver_id]),
@@ -250,7 +246,7 @@ class ReceiverStart:
             lambda c: take_over(c, receiver_id=self._receiver_id, assignment=self._assignment),
         )
         if not taken:
-            raise NotOursError(f"it is not offered under assignment {self._assignment} any more")
+            raise NotAssignedError(f"it is not offered under assignment {self._assignment} any more")
 
     def _await_sign_off(self) -> None:
         """Wait until the process before has registered what it holds, for a limited time."""

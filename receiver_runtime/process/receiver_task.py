@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.block_store.frames.errors import BlockStoreError
-from receiver_runtime.process.receiver_start import NotOursError, ReceiverStart
+from receiver_runtime.process.receiver_start import ReceiverStart
 from receiver_runtime.reporting.driver_log import DriverLog, GivenUpError
 from receiver_runtime.reporting.receiver_status import PROGRESS
 from receiver_runtime.supervisor.ending import Ending
@@ -194,7 +194,7 @@ class ReceiverTask:
                 self._supervisor = supervisor
         except GivenUpError as error:
             return self._wanted_end or Ending(ExitCode.STOPPED, str(error), drained=True)
-        except (NotOursError, NotAssignedError, NoSuchReceiverError, ReceiverFencedError) as error:
+        except (NotAssignedError, NoSuchReceiverError, ReceiverFencedError) as error:
             _log.warning("this receiver is not ours to run", receiver_id=self.receiver_id, error=str(error))
             return Ending(ExitCode.FENCED, str(error), drained=True)
         except DriverLogError as error:

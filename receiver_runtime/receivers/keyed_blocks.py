@@ -7,6 +7,7 @@ or ask which keys are known. The hand-over's thread, or its lock, guards each of
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.storable_keys import are_distinct, cuts, repeats, storable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -224,6 +225,88 @@ class KeyedBlock:
     def is_settled(self) -> bool:
         """Return whether it is registered or refused, or has no rows."""
         return not self.rows or (self.future is not None and self.future.done())
+
+
+class SubmitQueue:
+    """Hold submits until they are in blocks, and count what is not answered. Its owner's lock guards all of it.
+
+    Args:
+        most_in_flight: how many submits may be unanswered.
+        most_bytes: how many bytes they may have.
+        largest_block: bytes of a block, at most.
+    """
+
+    def __init__(self, *, most_in_flight: int, most_bytes: int, largest_block: int) -> None:
+        self._most_in_flight = most_in_flight
+        self._most_bytes = most_bytes
+        self._largest_block = largest_block
+        self._waiting: deque[Submit] = deque()
+        #: Submits that are not answered.
+        self.unanswered = 0
+        self._unanswered_bytes = 0
+        #: What is in no block yet.
+        self.rows = 0
+        self.nbytes = 0
+        self.messages = 0
+
+    def __bool__(self) -> bool:
+        """Return whether a submit has rows in no block yet."""
+        return bool(self._waiting)
+
+    @property
+    def fills_a_block(self) -> bool:
+        """Return whether what waits makes a block of the largest size."""
+        return self.nbytes >= self._largest_block
+
+    def has_room(self, made: Submit) -> bool:
+        """Return whether there is room; a submit larger than the limit goes alone."""
+        return not self.unanswered or (
+            self.unanswered < self._most_in_flight and self._unanswered_bytes + made.nbytes <= self._most_bytes
+        )
+
+    def add(self, made: Submit) -> None:
+        """Take a submit."""
+        self._waiting.append(made)
+        self.unanswered += 1
+        self._unanswered_bytes += made.nbytes
+        self.rows += made.batch.num_rows
+        self.nbytes += made.nbytes
+        self.messages += made.messages
+
+    def note_answered(self, answered: Sequence[Submit]) -> None:
+        """Count submits no more, which are to be answered."""
+        self.unanswered -= len(answered)
+        self._unanswered_bytes -= sum(submit.nbytes for submit in answered)
+
+    def parts(self, most: int) -> Iterator[KeyedPart]:
+        """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one."""
+        rows = nbytes = 0
+        while self._waiting:
+            submit = self._waiting[0]
+            wanted = submit.fitting(most - rows, self._largest_block - nbytes)
+            taken = submit.cut_at(wanted, at_least_one=rows == 0 and submit.left > 0)
+            if not taken and submit.left:
+                return
+            batch = submit.batch.slice(submit.taken, taken)
+            keys = None if submit.keys is None else submit.keys.slice(submit.taken, taken)
+            numbers = None if submit.numbers is None else submit.numbers[submit.taken : submit.taken + taken]
+            submit.taken += taken
+            rows += taken
+            nbytes += batch.nbytes
+            self.rows -= taken
+            if not submit.left:
+                self._waiting.popleft()
+                self.messages -= submit.messages
+            # An estimate: slices do not add up to the size of the whole.
+            self.nbytes = max(0, self.nbytes - batch.nbytes) if self._waiting else 0
+            yield KeyedPart(submit, batch, keys, not submit.left, numbers)
+
+    def clear(self) -> list[Submit]:
+        """Count nothing any more; return the submits with rows in no block."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self.unanswered = self._unanswered_bytes = self.rows = self.nbytes = self.messages = 0
+        return waiting
 
 
 def submit_of(

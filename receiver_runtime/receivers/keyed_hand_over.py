@@ -47,15 +47,18 @@ import structlog
 
 from receiver_runtime.block_path.records import conform
 from receiver_runtime.block_path.text_check import TextCheck
-from receiver_runtime.receivers.keyed_blocks import HandedOver, KeyedBlock, KeyedPart, Requests, Submit, submit_of
+from receiver_runtime.receivers.keyed_blocks import HandedOver, KeyedBlock, Requests, SubmitQueue, submit_of
 from receiver_runtime.receivers.storable_keys import by_key, storable
 from tracker_store.connection.errors import DuplicateKeysError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from receiver_runtime.block_path.block_handler import DeadLetter
+    from receiver_runtime.block_path.block_path import BlockPath
+    from receiver_runtime.receivers.keyed_blocks import KeyedPart, Submit
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
+    from tracker_store.blocks.blocks import NewBlock
 
 _log = structlog.get_logger(__name__)
 
@@ -101,32 +104,25 @@ class KeyedHandOver:
         if most_in_flight < 1:
             raise ValueError(f"most_in_flight={most_in_flight}: give 1 or more")
         self._schema = supervisor.record_schema
-        self._text = TextCheck(self._schema)
         self._path = supervisor.block_path
         self._content = content
         settings = supervisor.settings
-        self._most_in_flight = most_in_flight
-        self._largest_block = settings.max_block_bytes
-        self._most_bytes = _MOST_BLOCKS_OF_BYTES * self._largest_block if most_bytes is None else most_bytes
         self._under_way_at_most = min(_BLOCKS_UNDER_WAY, settings.block_queue_size)
         self._gathering = min(_GATHERING_SECONDS, settings.block_interval)
         # Guards the submits with rows in no block yet, what is not answered, and how it ends.
         self._changed = threading.Condition()
-        self._queue: deque[Submit] = deque()
-        self._submits = 0
-        self._bytes = 0
-        self._rows_waiting = 0
-        self._bytes_waiting = 0
-        self._messages_waiting = 0
+        self._queue = SubmitQueue(
+            most_in_flight=most_in_flight,
+            most_bytes=_MOST_BLOCKS_OF_BYTES * settings.max_block_bytes if most_bytes is None else most_bytes,
+            largest_block=settings.max_block_bytes,
+        )
         # While the thread waits until the next block is due: with how many messages it is due at once.
         self._due_with: float = 0
         self._thread: threading.Thread | None = None
         self._closed = False
         self._failed: BaseException | None = None
         # Only the thread uses these; the next thread finds them as the last one left them.
-        self._blocks: deque[KeyedBlock] = deque()
-        self._keys: set[str] = set()
-        self._careful = _CAREFUL_BLOCKS
+        self._blocks = _BlocksInFlight(self._path, TextCheck(self._schema), content, self._wake)
         self._not_before = 0.0
 
     # -- the receiver's side -----------------------------------------------------------------------------------------
@@ -172,7 +168,7 @@ class KeyedHandOver:
         if keys is not None and unscoped_keys is not None:
             made.unscoped = by_key(storable(keys), storable(unscoped_keys))
         with self._changed:
-            while self._open() and not self._has_room(made):
+            while self._open() and not self._queue.has_room(made):
                 self._changed.wait()
             return self._take(made)
 
@@ -180,7 +176,7 @@ class KeyedHandOver:
     def in_flight(self) -> int:
         """Return how many submits are not answered."""
         with self._changed:
-            return self._submits
+            return self._queue.unanswered
 
     def close(self) -> None:
         """Take nothing more; return when everything that was submitted is answered. Safe to call twice."""
@@ -198,25 +194,14 @@ class KeyedHandOver:
             raise HandOverClosedError(HandOverClosedError.__doc__)
         return True
 
-    def _has_room(self, made: Submit) -> bool:
-        """Return whether there is room; a submit larger than the limit goes alone. The lock is held."""
-        return not self._submits or (
-            self._submits < self._most_in_flight and self._bytes + made.nbytes <= self._most_bytes
-        )
-
     def _take(self, made: Submit) -> Future[HandedOver]:
         """Take a submit into the queue. The lock is held."""
         made.future.set_running_or_notify_cancel()
-        self._queue.append(made)
-        self._submits += 1
-        self._bytes += made.nbytes
-        self._rows_waiting += made.batch.num_rows
-        self._bytes_waiting += made.nbytes
-        self._messages_waiting += made.messages
+        self._queue.add(made)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="keyed hand-over", daemon=True)
             self._thread.start()
-        if self._messages_waiting >= self._due_with or self._bytes_waiting >= self._largest_block:
+        if self._queue.messages >= self._due_with or self._queue.fills_a_block:
             self._changed.notify_all()
         return made.future
 
@@ -231,15 +216,135 @@ class KeyedHandOver:
 
     def _step(self) -> bool:
         """Do what is next, or wait for it; return False when there is no work left and the thread ends."""
-        if self._collect() or self._store():
-            self._recover()
+        if self._blocks.collect(self._answer) or self._blocks.store():
+            self._blocks.recover()
         elif self._may_begin():
             self._begin()
         else:
             return self._wait()
         return True
 
-    def _collect(self) -> bool:
+    def _answer(self, block: KeyedBlock) -> None:
+        answered = []
+        for part in block.parts:
+            part.submit.added += part.batch.num_rows
+            if part.last:
+                answered.append(part.submit)
+        if not answered:
+            return
+        with self._changed:
+            # Before the callbacks, so that submits that wait for room go on.
+            self._queue.note_answered(answered)
+            self._changed.notify_all()
+        for submit in answered:
+            outcomes = () if submit.requests is None else submit.requests.outcomes()
+            submit.future.set_result(HandedOver(submit.added, submit.duplicates, outcomes))
+
+    def _wake(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _may_begin(self) -> bool:
+        with self._changed:
+            return self._seconds_until_next() == 0
+
+    def _seconds_until_next(self) -> float | None:
+        """Return the seconds until the next block is due; None if there is nothing, or no room, for one.
+
+        The lock is held.
+        """
+        if not self._queue or self._blocks.with_rows >= self._under_way_at_most:
+            return None
+        if self._closed or self._queue.fills_a_block or self._queue.messages >= self._blocks.messages_of_early:
+            return 0
+        return max(0.0, self._not_before - time.monotonic())
+
+    def _begin(self) -> None:
+        """Make a block of what waits, and store it."""
+        with self._changed:
+            self._not_before = time.monotonic() + self._gathering
+            waiting = self._queue
+            most = self._path.piece(waiting.rows, waiting.nbytes) if waiting.rows else 0
+            before = waiting.messages
+            block = KeyedBlock(list(waiting.parts(most)))
+            block.messages = before - waiting.messages
+        self._blocks.add(block)
+
+    def _wait(self) -> bool:
+        with self._changed:
+            if not self._blocks and not self._queue:
+                self._thread = None
+                self._changed.notify_all()
+                return False
+            if self._blocks.is_first_settled:
+                return True
+            seconds = self._seconds_until_next()
+            if seconds != 0:
+                if self._queue:
+                    # What is submitted until then need not wake it; nor if a block must be done first.
+                    self._due_with = math.inf if seconds is None else self._blocks.messages_of_early
+                with self._path.in_flight:
+                    self._changed.wait(seconds)
+                self._due_with = 0
+            return True
+
+    def _fail(self, error: BaseException) -> None:
+        """Take nothing more, and fail the unanswered submits, in order."""
+        with self._changed:
+            self._failed = error
+            # A submit may have parts in several blocks.
+            submits, stored = self._blocks.clear()
+            failed = {id(submit): submit for submit in submits + self._queue.clear()}
+        for submit in failed.values():
+            submit.future.set_exception(error)
+        with self._path.in_flight:
+            # Blocks in flight may still be refused for a key.
+            wait(stored)
+        if any(isinstance(future.exception(), DuplicateKeysError) for future in stored):
+            # Other blocks wait until this is called.
+            with suppress(Exception):
+                self._path.writer.resume_after_refusal()
+        with self._changed:
+            self._thread = None
+            self._changed.notify_all()
+        # Last: a log line that can't be written must not keep a thread waiting.
+        _log.warning("records that were handed over are not registered by this process", error=str(error))
+
+
+class _BlocksInFlight:
+    """Hold the blocks that are not answered, in order, and their keys. Only the hand-over's thread uses it."""
+
+    def __init__(
+        self, path: BlockPath, text: TextCheck, content: str | None, on_answered: Callable[[object], None]
+    ) -> None:
+        self._path = path
+        self._text = text
+        self._content = content
+        self._on_answered = on_answered
+        self._blocks: deque[KeyedBlock] = deque()
+        self._keys: set[str] = set()
+        self._careful = _CAREFUL_BLOCKS
+
+    def __bool__(self) -> bool:
+        """Return whether there is any."""
+        return bool(self._blocks)
+
+    @property
+    def with_rows(self) -> int:
+        """Return how many have rows."""
+        return sum(block.rows > 0 for block in self._blocks)
+
+    @property
+    def is_first_settled(self) -> bool:
+        """Return whether the first one can be answered, or was refused."""
+        return bool(self._blocks) and self._blocks[0].is_settled
+
+    @property
+    def messages_of_early(self) -> int:
+        """Return with how many messages a block is due before its time."""
+        return max(_MANY_MESSAGES, sum(block.messages for block in self._blocks))
+
+    def collect(self, answer: Callable[[KeyedBlock], None]) -> bool:
         """Answer what is registered, in order; return whether a block was refused for its keys."""
         while self._blocks:
             block = self._blocks[0]
@@ -253,49 +358,10 @@ class KeyedHandOver:
                     raise error
             self._blocks.popleft()
             self._keys -= block.keys
-            self._answer(block)
+            answer(block)
         return False
 
-    def _answer(self, block: KeyedBlock) -> None:
-        answered = []
-        for part in block.parts:
-            part.submit.added += part.batch.num_rows
-            if part.last:
-                answered.append(part.submit)
-        if not answered:
-            return
-        with self._changed:
-            # Before the callbacks, so that submits that wait for room go on.
-            self._submits -= len(answered)
-            self._bytes -= sum(submit.nbytes for submit in answered)
-            self._changed.notify_all()
-        for submit in answered:
-            outcomes = () if submit.requests is None else submit.requests.outcomes()
-            submit.future.set_result(HandedOver(submit.added, submit.duplicates, outcomes))
-
-    def _recover(self) -> None:
-        """Leave out what the driver log has, after a refusal, and have the rest stored again."""
-        under_way = [block.future for block in self._blocks if block.future is not None]
-        with self._path.in_flight:
-            wait(under_way)
-        self._path.writer.resume_after_refusal()
-        self._careful = _CAREFUL_BLOCKS
-        refused = [
-            block
-            for block in self._blocks
-            if block.rows and (block.future is None or isinstance(block.future.exception(), DuplicateKeysError))
-        ]
-        known = self._known(key for block in refused for key in block.keys)
-        for block in refused:
-            block.future = None
-            block.leave_out(known)
-        self._keys -= known
-
-    def _known(self, keys: Iterable[str], *, wait: bool = True) -> set[str]:
-        asked = sorted(set(keys))
-        return self._path.known_keys(asked, wait=wait) if asked else set()
-
-    def _store(self) -> bool:
+    def store(self) -> bool:
         """Store the blocks that are due, in order; return whether one was refused."""
         for block in self._blocks:
             if not block.rows or block.future is not None:
@@ -314,44 +380,29 @@ class KeyedHandOver:
                 block.future = self._path.push_keyed(batch, sorted(block.keys))
             except DuplicateKeysError:
                 return True
-            block.future.add_done_callback(self._wake)
+            block.future.add_done_callback(self._on_answered)
         return False
 
-    def _wake(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def recover(self) -> None:
+        """Leave out what the driver log has, after a refusal, and have the rest stored again."""
+        under_way = [block.future for block in self._blocks if block.future is not None]
+        with self._path.in_flight:
+            wait(under_way)
+        self._path.writer.resume_after_refusal()
+        self._careful = _CAREFUL_BLOCKS
+        refused = [
+            block
+            for block in self._blocks
+            if block.rows and (block.future is None or isinstance(block.future.exception(), DuplicateKeysError))
+        ]
+        known = self._known(key for block in refused for key in block.keys)
+        for block in refused:
+            block.future = None
+            block.leave_out(known)
+        self._keys -= known
 
-    def _may_begin(self) -> bool:
-        with self._changed:
-            return self._seconds_until_next() == 0
-
-    def _seconds_until_next(self) -> float | None:
-        """Return the seconds until the next block is due; None if there is nothing, or no room, for one.
-
-        The lock is held.
-        """
-        if not self._queue or sum(block.rows > 0 for block in self._blocks) >= self._under_way_at_most:
-            return None
-        if (
-            self._closed
-            or self._bytes_waiting >= self._largest_block
-            or self._messages_waiting >= self._messages_of_early_block()
-        ):
-            return 0
-        return max(0.0, self._not_before - time.monotonic())
-
-    def _messages_of_early_block(self) -> int:
-        """Return with how many messages a block is due before its time. Only the thread calls this."""
-        return max(_MANY_MESSAGES, sum(block.messages for block in self._blocks))
-
-    def _begin(self) -> None:
-        """Make a block of what waits, and store it."""
-        with self._changed:
-            self._not_before = time.monotonic() + self._gathering
-            most = self._path.piece(self._rows_waiting, self._bytes_waiting) if self._rows_waiting else 0
-            before = self._messages_waiting
-            block = KeyedBlock(list(self._parts(most)))
-            block.messages = before - self._messages_waiting
+    def add(self, block: KeyedBlock) -> None:
+        """Take a block that is to be stored, without the rows whose keys are known."""
         # From here on, a failure below reaches the submitters that wait for the block.
         self._blocks.append(block)
         letters: list[DeadLetter] = []
@@ -382,6 +433,18 @@ class KeyedHandOver:
             self._blocks.pop()
             self._blocks[-1].parts += block.parts
 
+    def clear(self) -> tuple[list[Submit], list[Future[NewBlock]]]:
+        """Forget all; return their submits, and the futures of those that were stored."""
+        submits = [part.submit for block in self._blocks for part in block.parts]
+        stored = [block.future for block in self._blocks if block.future is not None]
+        self._blocks.clear()
+        self._keys.clear()
+        return submits, stored
+
+    def _known(self, keys: Iterable[str], *, wait: bool = True) -> set[str]:
+        asked = sorted(set(keys))
+        return self._path.known_keys(asked, wait=wait) if asked else set()
+
     def _with_other_content(self, part: KeyedPart, keys: set[str]) -> list[DeadLetter]:
         """Leave out a part's rows of which an earlier one in flight has the key; return those with other content."""
         if self._content is None:
@@ -405,74 +468,3 @@ class KeyedHandOver:
         known = {key for unscoped in self._known(by_unscoped) for key in by_unscoped[unscoped]}
         block.leave_out(known)
         self._keys -= known
-
-    def _parts(self, most: int) -> Iterable[KeyedPart]:
-        """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one.
-
-        The lock is held.
-        """
-        rows = nbytes = 0
-        while self._queue:
-            submit = self._queue[0]
-            wanted = submit.fitting(most - rows, self._largest_block - nbytes)
-            taken = submit.cut_at(wanted, at_least_one=rows == 0 and submit.left > 0)
-            if not taken and submit.left:
-                return
-            batch = submit.batch.slice(submit.taken, taken)
-            keys = None if submit.keys is None else submit.keys.slice(submit.taken, taken)
-            numbers = None if submit.numbers is None else submit.numbers[submit.taken : submit.taken + taken]
-            submit.taken += taken
-            rows += taken
-            nbytes += batch.nbytes
-            self._rows_waiting -= taken
-            if not submit.left:
-                self._queue.popleft()
-                self._messages_waiting -= submit.messages
-            # An estimate: slices do not add up to the size of the whole.
-            self._bytes_waiting = max(0, self._bytes_waiting - batch.nbytes) if self._queue else 0
-            yield KeyedPart(submit, batch, keys, not submit.left, numbers)
-
-    def _wait(self) -> bool:
-        with self._changed:
-            if not self._blocks and not self._queue:
-                self._thread = None
-                self._changed.notify_all()
-                return False
-            if self._blocks and self._blocks[0].is_settled:
-                return True
-            seconds = self._seconds_until_next()
-            if seconds != 0:
-                if self._queue:
-                    # What is submitted until then need not wake it; nor if a block must be done first.
-                    self._due_with = math.inf if seconds is None else self._messages_of_early_block()
-                with self._path.in_flight:
-                    self._changed.wait(seconds)
-                self._due_with = 0
-            return True
-
-    def _fail(self, error: BaseException) -> None:
-        """Take nothing more, and fail the unanswered submits, in order."""
-        with self._changed:
-            self._failed = error
-            # A submit may have parts in several blocks.
-            submits = [part.submit for block in self._blocks for part in block.parts] + list(self._queue)
-            failed = {id(submit): submit for submit in submits}
-            stored = [block.future for block in self._blocks if block.future is not None]
-            self._blocks.clear()
-            self._queue.clear()
-            self._keys.clear()
-            self._submits = self._bytes = self._rows_waiting = self._bytes_waiting = self._messages_waiting = 0
-        for submit in failed.values():
-            submit.future.set_exception(error)
-        with self._path.in_flight:
-            # Blocks in flight may still be refused for a key.
-            wait(stored)
-        if any(isinstance(future.exception(), DuplicateKeysError) for future in stored):
-            # Other blocks wait until this is called.
-            with suppress(Exception):
-                self._path.writer.resume_after_refusal()
-        with self._changed:
-            self._thread = None
-            self._changed.notify_all()
-        # Last: a log line that can't be written must not keep a thread waiting.
-        _log.warning("records that were handed over are not registered by this process", error=str(error))

@@ -37,14 +37,14 @@ STORM_SECONDS, STORM_RATE = (int(one) for one in os.environ.get("FOREBAY_STORM",
 
 # Code for a process that never commits to the broker, like one that is killed before it does.
 NEVER_COMMITS = """
-from receiver_runtime.receivers.kafka.reader import KafkaReader
-KafkaReader._commit = lambda self, *, now=False: None
+from receiver_runtime.receivers.kafka.reading.positioned_reading import PositionedReading
+PositionedReading._commit = lambda self, *, now=False: None
 """
 
 # Code for a process that looks up its topics' ids every 0.2 s instead of every half minute.
 LOOKS_AT_IDS_OFTEN = """
-from receiver_runtime.receivers.kafka import reader as kafka_reader
-kafka_reader._IDS_SECONDS = 0.2
+from receiver_runtime.receivers.kafka.reading import positioned_reading
+positioned_reading._IDS_SECONDS = 0.2
 """
 
 # Code for a process whose disk refuses a few blocks.

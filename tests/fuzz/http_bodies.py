@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from receiver_runtime.block_path.text_check import TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.acknowledgement import batch_of
-from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.receivers.http.intake import Intake
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, PushRefusedError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.refusals import RefusedError
@@ -47,18 +47,16 @@ def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.Recor
     for one in rejected:
         one.why.encode()
         assert len(one.why) <= LONGEST_DETAIL
-    app = HttpApp.__new__(HttpApp)
-    app._source = Http(listen="127.0.0.1:0", headers=("x-tenant",))
-    waiting = app.waiting_of(parsed, "/v1/events", headers, "a key", "a scope")
+    intake = Intake.__new__(Intake)
+    intake._source = Http(listen="127.0.0.1:0", headers=("x-tenant",))
+    waiting = intake.waiting_of(parsed, "/v1/events", headers, "a key", "a scope")
     if not len(waiting.bodies):
         return None
     rows: pa.RecordBatch = batch_of([waiting])
     rows.validate(full=True)
     assert _TEXT.is_valid(rows)
     assert rows.num_rows == len(waiting.bodies) <= size
-    keys = waiting.key_array()
-    assert keys is not None
-    keys.validate(full=True)
+    pa.array(waiting.row_keys(), pa.string()).validate(full=True)
     return rows
 
 

@@ -45,7 +45,7 @@ class SequenceGapError(DriverLogError):
 
 
 class NotAssignedError(DriverLogError):
-    """This process may not claim the receiver: exit, and let the agent start one for the present assignment."""
+    """This process may not run the receiver: exit, and let the agent start one for the present assignment."""
 
 
 class LostCommitsError(SequenceGapError):

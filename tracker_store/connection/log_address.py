@@ -14,6 +14,12 @@ from tracker_store.connection.errors import DriverLogError
 
 #: Begins what is said of a database without a driver log.
 NO_LOG = "there is no driver log in"
+#: Who owns the schema of the driver log; no row where there is none. By a table, in the catalogs: an administrator may
+#: have made the schema, and a login may lack rights in it. No locks.
+LOG_OWNER = """
+SELECT n.nspowner FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'forebay' AND c.relname = 'receivers'
+"""
 _DEFAULT_PORT = 5432
 # libpq's parameters that are secrets.
 _SECRETS = ("password", "sslpassword")
@@ -37,12 +43,7 @@ class LogAddress:
 
 def check_there_is_a_log(connection: sa.Connection, url: str) -> None:
     """Raise DriverLogError if the database has no driver log. No locks."""
-    # By a table, in the catalogs: an administrator may have made the schema, and a login may lack rights in it.
-    found = sa.text(
-        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = 'forebay' AND c.relname = 'receivers')"
-    )
-    if not connection.execute(found).scalar_one():
+    if connection.execute(sa.text(LOG_OWNER)).first() is None:
         raise DriverLogError(
             f"{NO_LOG} {address_of_log(url)}",
             "Run `forebay db upgrade`, which creates the driver log's tables there; `forebay up MODULE` does so too.",

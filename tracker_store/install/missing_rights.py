@@ -9,20 +9,19 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-# Without locks. Names come quoted, as statements need them. The schema has no row before the first upgrade, also where
-# an administrator has made it.
-_SETUP = """
+from tracker_store.connection.log_address import LOG_OWNER
+
+# Without locks. Names come quoted, as statements need them.
+_SETUP = f"""
 SELECT quote_ident(current_user) AS login, quote_ident(d.datname) AS database, quote_ident(o.rolname) AS database_owner,
        has_database_privilege(d.oid, 'CREATE') AS may_create, quote_ident(s.rolname) AS log_owner,
        coalesce(s.rolcanlogin, false) AS owner_logs_in, coalesce(pg_has_role(s.oid, 'MEMBER'), false) AS is_member,
        coalesce(pg_has_role(s.oid, 'USAGE'), false) AS inherits
 FROM pg_catalog.pg_database d
 JOIN pg_catalog.pg_roles o ON o.oid = d.datdba
-LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = 'forebay'
-  AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname = 'receivers')
-LEFT JOIN pg_catalog.pg_roles s ON s.oid = n.nspowner
+LEFT JOIN pg_catalog.pg_roles s ON s.oid = ({LOG_OWNER})
 WHERE d.datname = current_database()
-"""
+"""  # noqa: S608  a constant
 
 #: What to do where the catalogs do not say more.
 UNKNOWN_SETUP = "An administrator of this Postgres can grant what is named there."

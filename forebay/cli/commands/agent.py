@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.instance.withheld import FROM_YOUR_CODE, from_receivers, from_tracker
+from forebay.cli.services.child import SupervisorError
 from forebay.cli.services.parent_pipe import stop_event
-from forebay.cli.services.private_home import HomeError, make_home_private
+from forebay.cli.services.private_home import make_home_private
 from forebay.cli.terminal.failures import CommandError, clear_errors
 from orchestration.declarations.settings import Settings
 from orchestration.tracker.http.listen_address import listen_address
@@ -128,7 +129,7 @@ def agent(
     with clear_errors():
         try:
             make_home_private(settings.home)
-        except HomeError as error:
+        except SupervisorError as error:
             raise CommandError(str(error)) from error
     log_directory = Path(settings.home) / "logs"
     roller = LogRoller(log_directory).start()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import sqlalchemy as sa
 import typer
@@ -42,7 +42,7 @@ from tracker_store.reports import status
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from forebay.demo.replay_server import ReplayProgress
+    from forebay.cli.commands.up import Services
 
 MODULE = "forebay.demo.pipeline"
 PIPELINE = "flights_by_carrier"
@@ -65,35 +65,6 @@ class StoppedError(CommandError):
         self.number = number
 
 
-class DemoServices(Protocol):
-    """Give the demo the part of the services of `forebay up` that it uses, once all are ready."""
-
-    def ui_link(self, console: Console) -> str:
-        """Return the address of the Dagster UI as a line on this console says it."""
-        ...
-
-    @property
-    def database_url(self) -> str:
-        """Return the URL of the driver log."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> StopReason | None:
-        """Wait until a signal arrives or a service is given up; return None after `timeout` seconds without either."""
-        ...
-
-
-class Replay(Protocol):
-    """Give the demo the part of the replay server that it uses."""
-
-    def wait_listening(self) -> tuple[str, int]:
-        """Wait until it listens; return its host and port."""
-        ...
-
-    def progress(self) -> ReplayProgress:
-        """Return its state and the lines that it has sent so far."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """Hold the options. rate: lines/s, 0 = no limit; deadline: seconds; ui_port: None = 3000 or a free port."""
@@ -106,11 +77,11 @@ class DemoOptions:
     as_json: bool = False
 
 
-StartReplay = Callable[[float], AbstractContextManager[Replay]]
+StartReplay = Callable[[float], AbstractContextManager[ReplayProcess]]
 StartServices = Callable[
-    [int | None, Mapping[str, str], Callable[[ChildEvent], None]], AbstractContextManager[DemoServices]
+    [int | None, Mapping[str, str], Callable[[ChildEvent], None]], AbstractContextManager["Services"]
 ]
-TakeLook = Callable[[Replay, float], ProgressSnapshot]
+TakeLook = Callable[[ReplayProcess, float], ProgressSnapshot]
 
 
 def demo(
@@ -300,7 +271,7 @@ class DriverLogLook:
         """Close its connection."""
         self._engine.dispose()
 
-    def __call__(self, replay: Replay, at: float) -> ProgressSnapshot:
+    def __call__(self, replay: ReplayProcess, at: float) -> ProgressSnapshot:
         """Take one look. Raises DriverLogError or SQLAlchemy's errors if the driver log does not answer."""
         # Before the driver log, so that "all was sent" is never combined with an older count of received records.
         sent = replay.progress()
@@ -339,14 +310,14 @@ def _console(options: DemoOptions) -> Console:
     return console if console.is_terminal else Console(stderr=options.as_json, highlight=False, width=_LOG_WIDTH)
 
 
-def _start_replay(rate: float) -> AbstractContextManager[Replay]:
+def _start_replay(rate: float) -> AbstractContextManager[ReplayProcess]:
     return ReplayProcess(rate=rate)
 
 
 @contextlib.contextmanager
 def _start_services(
     ui_port: int | None, environment: Mapping[str, str], on_event: Callable[[ChildEvent], None]
-) -> Iterator[DemoServices]:
+) -> Iterator[Services]:
     """Start what `forebay up` starts, for the demo's pipeline; on leaving, stop everything."""
     from forebay.cli.commands.up import Services  # noqa: PLC0415  loads many modules that are not needed before
     from orchestration.declarations.settings import Settings  # noqa: PLC0415
@@ -377,8 +348,8 @@ def _event_printer(console: Console, now: Callable[[], float]) -> Callable[[Chil
 
 
 def _watch(
-    services: DemoServices,
-    replay: Replay,
+    services: Services,
+    replay: ReplayProcess,
     options: DemoOptions,
     take_look: TakeLook,
     now: Callable[[], float],

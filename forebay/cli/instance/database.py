@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EMBEDDED_DIRECTORY = "postgres"
 
-#: How every reason begins that an EmbeddedServerDownError gives.
+#: How every reason begins why the embedded server does not run.
 THIS_SERVER = "the Postgres of this home"
 
 _LOG_TAIL_BYTES = 65_536
@@ -35,10 +35,6 @@ _LOG_TAIL_BYTES = 65_536
 _STARTED = "LOG:  starting PostgreSQL"
 _REQUESTS = ("LOG:  received fast shutdown request", "LOG:  received smart shutdown request")
 _SHUT_DOWN = "LOG:  database system is shut down"
-
-
-class EmbeddedServerDownError(DriverLogUnavailableError):
-    """Try again when it runs."""
 
 
 def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
@@ -50,14 +46,15 @@ def database_url(settings: Settings, *, as_owner: bool = False) -> str:
     """Return FOREBAY_DATABASE_URL, else the URL of the server that `forebay up` runs in this home.
 
     as_owner: to change the schema or the roles; all else has the rights of services on that server.
-    Raises DatabaseUrlMissingError, and EmbeddedServerDownError if this home has a server that does not run.
+    Raises DatabaseUrlMissingError, and DriverLogUnavailableError if this home has a server that does not run.
     """
     if settings.database_url is None:
         server = embedded_postgres(settings)
         if server.running_pid() is not None:
             return server.url() if as_owner else server.services_url()
         if server.data_directory.exists():
-            raise EmbeddedServerDownError(_why_it_does_not_run(settings.home.absolute() / "logs" / "postgres.log"))
+            why = _why_it_does_not_run(settings.home.absolute() / "logs" / "postgres.log")
+            raise DriverLogUnavailableError(why, "Try again when it runs.")
     return settings.require_database_url()
 
 

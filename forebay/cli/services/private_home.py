@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 PRIVATE_UMASK = 0o077
 _OTHERS = 0o077  # the permissions of group and others
 
+#: How to name a home that can be used.
+OTHER_HOME = "Name a directory of this account in FOREBAY_HOME, or as the demo's --home."
+
 _log = structlog.get_logger(__name__)
-
-
-class HomeError(SupervisorError):
-    """Name a directory of this account in FOREBAY_HOME, or as the demo's --home."""
 
 
 def mask_new_files() -> None:
@@ -34,7 +33,7 @@ def mask_new_files() -> None:
 def make_home_private(home: Path) -> None:
     """Make the home if it is missing, and close it to other accounts (mode 0700) if it belongs to this one.
 
-    Raises HomeError if it can't be made or used. A home of another account, or one that is everybody's (with the
+    Raises SupervisorError if it can't be made or used. A home of another account, or one that is everybody's (with the
     sticky bit, as /tmp), is left as it is; `others_may_enter` says so.
     """
     try:
@@ -44,7 +43,7 @@ def make_home_private(home: Path) -> None:
         if opened:
             home.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     except OSError as error:
-        raise HomeError(f"{home} can't be made or used: {error.strerror}") from error
+        raise SupervisorError(f"{home} can't be made or used: {error.strerror}", OTHER_HOME) from error
     if opened:
         _log.warning("closed the home to other accounts", path=str(home), was=f"{stat.S_IMODE(status.st_mode):04o}")
 

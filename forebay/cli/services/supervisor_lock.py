@@ -10,7 +10,7 @@ import os
 from typing import IO, TYPE_CHECKING
 
 from forebay.cli.services.child import SupervisorError
-from forebay.cli.services.private_home import HomeError
+from forebay.cli.services.private_home import OTHER_HOME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ def take_lock(home: Path) -> IO[str]:
     try:
         file = (home / _LOCK_FILE).open("a+")
     except OSError as error:
-        raise HomeError(f"{home} can't be used: {error.strerror}") from error
+        raise SupervisorError(f"{home} can't be used: {error.strerror}", OTHER_HOME) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -10,7 +10,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from forebay_contrib.amqp.client import DecodedProperties
 from forebay_contrib.amqp.declaration import Amqp
-from forebay_contrib.amqp.reader import AmqpConsumerError, AmqpReader, AmqpStreamError
+from forebay_contrib.amqp.reader import AmqpQueueError, AmqpReader
 from forebay_contrib.amqp.receiver import AmqpReceiver
 from forebay_contrib.amqp.records import Message
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
@@ -69,8 +69,9 @@ def test_a_stream_is_seen_by_the_argument_that_other_queues_do_not_take(streams:
     reader = _reader("a", "b", "c")
     connection: Any = SimpleNamespace(channel=channel)
     if refuses and streams:
-        with pytest.raises(AmqpStreamError, match=f"'{min(streams)}' is a stream"):
+        with pytest.raises(AmqpQueueError, match=f"'{min(streams)}' is a stream") as raised:
             reader._consume(connection)
+        assert raised.value.words == "a queue can't be read without gaps"
         expected = streams
     else:
         assert cast("Any", reader._consume(connection)) is made[-1]
@@ -91,8 +92,9 @@ def test_a_queue_that_is_deleted_with_messages_says_how_many(ready: int, said: s
     reader = _reader("q")
     reader._ready["q"] = ready
     reader._on_cancel(SimpleNamespace(method=SimpleNamespace(consumer_tag="q")))
-    with pytest.raises(AmqpConsumerError, match=said or "^q: the queue was deleted, or has moved$"):
+    with pytest.raises(AmqpQueueError, match=said or "^q: the queue was deleted, or has moved$") as raised:
         reader._check_consumers(cast("Any", SimpleNamespace(is_open=True)))
+    assert raised.value.words == "the AMQP broker cancelled a consumer"
 
 
 def test_messages_that_piled_up_are_taken_one_block_at_a_time() -> None:

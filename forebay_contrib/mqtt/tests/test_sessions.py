@@ -21,7 +21,6 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
 from forebay_contrib.mqtt import reader as mqtt_reader
-from forebay_contrib.mqtt.broker_answers import MqttConnectionError
 from forebay_contrib.mqtt.declaration import Mqtt
 from forebay_contrib.mqtt.receiver import MqttReceiver
 from forebay_contrib.mqtt.session import MqttSession
@@ -620,7 +619,7 @@ def test_a_refused_subscription_and_a_session_taken_over_are_named() -> None:
     running = Running(source)
     reader = mqtt_reader.MqttReader(running.receiver, source, MqttSession())
     refused = ReasonCode(PacketTypes.SUBACK, identifier=0x87)
-    with pytest.raises(MqttConnectionError, match="refused the subscription to 'a/#': Not authorized"):
+    with pytest.raises(ConnectionError, match="refused the subscription to 'a/#': Not authorized"):
         reader._answers.on_subscribe(None, None, 1, [refused], None)
     taken = ReasonCode(PacketTypes.DISCONNECT, identifier=0x8E)
     reader._answers.on_disconnect(None, None, DisconnectFlags(is_disconnect_packet_from_server=True), taken, None)

@@ -1,8 +1,9 @@
-"""Make the sink's statements on a table of the target. Must not execute one."""
+"""Make the sink's statements on a table of the target, and on staged rows. Must not execute one."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -14,6 +15,36 @@ if TYPE_CHECKING:
 
 COMMITS = "forebay_commits"
 _VALUE = re.compile(r"%\((\w+)\)s")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Name staged rows by their places, a page and a number in it: from `first` to before `end`; all without `end`."""
+
+    table: str
+    first: tuple[int, int] = (0, 0)
+    end: tuple[int, int] | None = None
+
+    @classmethod
+    def of_place(cls, table: str, place: str) -> Piece:
+        """Return the piece of one row, by its `ctid`."""
+        page, number = map(int, place.strip("()").split(","))
+        return cls(table, (page, number), (page, number + 1))
+
+    @property
+    def is_a_row(self) -> bool:
+        """Return whether it is known to be a row."""
+        return self.end == (self.first[0], self.first[1] + 1)
+
+    def where(self) -> Any:  # noqa: ANN401
+        """Return the condition on the staging table's rows."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        if self.end is None:
+            return sql.SQL("true")
+        return sql.SQL("ctid >= {}::tid AND ctid < {}::tid").format(
+            *(sql.Literal("({},{})".format(*place)) for place in (self.first, self.end))
+        )
 
 
 class Statements:

@@ -112,23 +112,12 @@ class StoreUnavailableError(BlockStoreError):
         )
 
 
-class SegmentWriteError(BlockStoreError):
-    """Write the frame to a new segment: it could not be written and synced, and this segment is ended.
-
-    Attributes: ``path`` (absolute), ``offset`` in bytes, ``detail``.
-    """
-
-    def __init__(self, path: str, offset: int, detail: str) -> None:
-        super().__init__(path, offset, detail)
-        self.path = path
-        self.offset = offset
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return (
-            f"writing to {self.path} at offset {self.offset} failed ({self.detail}): "
-            "check the disk's space and health; the block is written again in a new segment"
-        )
+def segment_write_failed(path: object, offset: int, detail: object) -> BlockStoreError:
+    """Return the error of a frame that could not be written, or synced, at an offset in bytes: its segment is ended."""
+    return BlockStoreError(
+        f"writing to {path} at offset {offset} failed ({detail}): "
+        "check the disk's space and health; the block is written again in a new segment"
+    )
 
 
 def segment_ended(path: object) -> BlockStoreError:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import google_crc32c
 
 from receiver_runtime.block_store.frames.direct import LEAST_DIRECT_BYTES, copies, size_of, split
-from receiver_runtime.block_store.frames.errors import InvalidFrameError, SegmentWriteError, segment_ended
+from receiver_runtime.block_store.frames.errors import InvalidFrameError, segment_ended, segment_write_failed
 from receiver_runtime.block_store.frames.frame import (
     HEADER_LENGTH,
     MAGIC,
@@ -79,7 +79,7 @@ class SegmentWriter:
 
         Raises:
             BlockStoreError: an earlier write or sync failed, or the segment is closed.
-            SegmentWriteError: the write failed or was short; the segment is ended by it.
+            BlockStoreError: the write failed or was short; the segment is ended by it.
         """
         fd = self._open_fd()
         offset = self._written
@@ -90,11 +90,11 @@ class SegmentWriter:
                 count = self._append(fd, frame.buffers)
         except OSError as error:
             self._failed = True
-            raise SegmentWriteError(str(self.path), offset, str(error)) from error
+            raise segment_write_failed(self.path, offset, error) from error
         if count != frame.length:
             # A full disk may take only a part without an error. Frames after that part could never be found again.
             self._failed = True
-            raise SegmentWriteError(str(self.path), offset, f"short write: {count} of {frame.length} bytes")
+            raise segment_write_failed(self.path, offset, f"short write: {count} of {frame.length} bytes")
         self._written += count
         return offset
 
@@ -103,7 +103,7 @@ class SegmentWriter:
 
         Raises:
             BlockStoreError: as for ``append``.
-            SegmentWriteError: the sync failed. The system may have dropped the pages and report success the next
+            BlockStoreError: the sync failed. The system may have dropped the pages and report success the next
                 time, so this file is never synced again.
         """
         fd = self._open_fd()
@@ -111,7 +111,7 @@ class SegmentWriter:
             self._files.sync(fd)
         except OSError as error:
             self._failed = True
-            raise SegmentWriteError(str(self.path), self.synced_length, f"sync: {error}") from error
+            raise segment_write_failed(self.path, self.synced_length, f"sync: {error}") from error
         self.synced_length = self._written
 
     def skip_sync(self) -> None:

@@ -33,11 +33,11 @@ class Segment(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when every frame taken survives a loss of power. Raises SegmentWriteError."""
+        """Return when every frame taken survives a loss of power. Raises BlockStoreError."""
         ...
 
     def skip_sync(self) -> None:
-        """Return when every frame taken can be read (ephemeral durability). Raises SegmentWriteError."""
+        """Return when every frame taken can be read (ephemeral durability). Raises BlockStoreError."""
         ...
 
     def close(self) -> None:

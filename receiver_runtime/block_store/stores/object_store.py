@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import (
     BlockMissingError,
-    SegmentWriteError,
     StoreUnavailableError,
     segment_ended,
+    segment_write_failed,
 )
 from receiver_runtime.block_store.frames.reading import FrameAt, StoredFrame, batches_of, checked_frame
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail, scan_source
@@ -259,7 +259,7 @@ class ObjectSegment:
         return offset
 
     def sync(self) -> None:
-        """Store the frames taken as one object. Raises BlockStoreError, or SegmentWriteError, which ends it."""
+        """Store the frames taken as one object. Raises BlockStoreError, which may end it."""
         self._check()
         frames, self._frames = self._frames, []
         try:
@@ -267,7 +267,7 @@ class ObjectSegment:
                 self._put(self.synced_length, frames)
         except (OSError, StoreUnavailableError) as error:
             self._ended = True
-            raise SegmentWriteError(self.path, self.synced_length, str(error)) from error
+            raise segment_write_failed(self.path, self.synced_length, error) from error
         self.synced_length = self._taken
 
     def skip_sync(self) -> None:

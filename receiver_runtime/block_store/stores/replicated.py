@@ -23,9 +23,9 @@ from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     BlockStoreError,
-    SegmentWriteError,
     StoreUnavailableError,
     segment_ended,
+    segment_write_failed,
 )
 from receiver_runtime.block_store.frames.reading import StoredFrame, batches_of
 from receiver_runtime.block_store.frames.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail
@@ -302,7 +302,7 @@ class ReplicatedSegment:
         return offset
 
     def sync(self) -> None:
-        """Write the frames taken to every replica, synced. Raises BlockStoreError, or SegmentWriteError, the end."""
+        """Write the frames taken to every replica, synced. Raises BlockStoreError, which may end it."""
         self._write(durable=True)
 
     def skip_sync(self) -> None:
@@ -325,7 +325,7 @@ class ReplicatedSegment:
         if len(self._parts) < self._min_replicas:
             self._ended = True
             detail = f"{len(self._parts)} of the {self._min_replicas} replicas of min_replicas took it: {said}"
-            raise SegmentWriteError(self.path, offset, detail)
+            raise segment_write_failed(self.path, offset, detail)
         self.synced_length = self._taken
 
     def _in_all(self, action: Callable[[_ReplicaPart], None]) -> str:
@@ -379,7 +379,7 @@ class _ReplicaPart:
             for frame in frames:
                 at = segment.append(frame)
                 if at != offset:
-                    raise SegmentWriteError(self._path, offset, f"the replica would write it at {at}")
+                    raise segment_write_failed(self._path, offset, f"the replica would write it at {at}")
                 offset += frame.length
             if durable:
                 segment.sync()

@@ -1,8 +1,8 @@
 """Reads files into blocks, on one thread, from one ``on_start`` to its ``on_stop``. A ``Catalog`` knows the files.
 
-Only the driver log decides how far a file was read, as with Kafka's partitions (``kafka.reader``). It registers a block
-only if its position of each file is exactly where the block's lines begin. So no line is left out or comes twice, even
-if several receivers read the same file.
+Only the driver log decides how far a file was read, as with Kafka's partitions (``kafka.reading``). It registers a
+block only if its position of each file is exactly where the block's lines begin. So no line is left out or comes twice,
+even if several receivers read the same file.
 
 - Pieces of several files make one block; each brings its link.
 - A position may move without a record: past a line that was put aside, past lost bytes, or to a new generation of the

@@ -112,11 +112,6 @@ class WaitingRequest:
             bodies = sum([len(body) for body in self.bodies if body is not None])
         self.nbytes = bodies + self.beside_bodies + _ROW_BYTES * rows
 
-    def key_array(self) -> pa.StringArray | None:
-        """Return ``row_keys`` as a column."""
-        keys = self.row_keys()
-        return None if keys is None else pa.array(keys, pa.string())
-
     def row_keys(self) -> Sequence[str | None] | None:
         """Return a key per record, or None where no record has one. A request's key counts for all its records."""
         return self._row_keys(self._scoped)

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.acknowledgement import Stored
 from receiver_runtime.receivers.http.body_reader import PARSE_ON_LOOP_BYTES
@@ -26,13 +26,12 @@ from receiver_runtime.receivers.http.requests.route import Answered, answer_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, WaitingRequest
-    from receiver_runtime.receivers.http.admission import Admission
+    from receiver_runtime.receivers.http.acknowledgement import WaitingRequest
     from receiver_runtime.receivers.http.connections.connections import Exchange
     from receiver_runtime.receivers.http.declaration import Http
+    from receiver_runtime.receivers.http.intake import Intake
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
     from receiver_runtime.receivers.http.requests.records import Plain
-    from receiver_runtime.receivers.http.requests.refusals import RefusedError
     from receiver_runtime.receivers.http.requests.route import Reply, Route
 
 # Bytes up to which a body is taken directly: as much as one read brings. Above ``PARSE_ON_LOOP_BYTES`` only what is
@@ -44,35 +43,18 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 _OK = _STATUS_LINES[HTTPStatus.OK]
 
 
-class Application(Protocol):
-    """Check requests. All of it raises ``RefusedError`` or ``PushRefusedError`` where a request must be refused."""
-
-    admission: Admission
-    acknowledgement: Acknowledgement
-    draining: asyncio.Event
-
-    def authorize(self, headers: Headers) -> str | None: ...
-    def waiting_of(
-        self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None, key_scope: str | None
-    ) -> WaitingRequest: ...
-    def check_size(self, waiting: WaitingRequest, *, buffered: bool) -> None: ...
-    def not_registered(self, error: BaseException) -> RefusedError: ...
-    def request_begins(self) -> None: ...
-    def request_ends(self) -> None: ...
-
-
 class DirectRequests:
     """Take requests from a server's connections; see the module. Its methods belong to the loop.
 
     Args:
-        app: has the checks.
+        intake: has the checks.
         source: the limits.
         path: of the requests.
         routes: of that path.
     """
 
-    def __init__(self, app: Application, source: Http, path: str, routes: Sequence[Route]) -> None:
-        self._app = app
+    def __init__(self, intake: Intake, source: Http, path: str, routes: Sequence[Route]) -> None:
+        self._intake = intake
         self._source = source
         self._path = path
         self._routes = routes
@@ -103,30 +85,30 @@ class DirectRequests:
         route, waiting = made
         waiting.on_answered = self._on_answered
         self._open[waiting] = (exchange, route, headers)
-        self._app.request_begins()
-        self._app.acknowledgement.hand_in(waiting)
+        self._intake.request_begins()
+        self._intake.acknowledgement.hand_in(waiting)
         if self._timer is None:
             self._timer = self._loop.call_later(self._source.acknowledgement_timeout, self._expire)
         return True
 
     def _made(self, headers: Headers, body: bytes, *, has_key: bool) -> tuple[Route, WaitingRequest] | None:
-        app = self._app
-        if app.admission.check_ready() is not None or app.admission.check_room(len(body)) is not None:
+        intake = self._intake
+        if intake.admission.check_ready() is not None or intake.admission.check_room(len(body)) is not None:
             return None
         for route in self._routes:
             if route.matches(headers):
                 break
         else:
             return None
-        key_scope = app.authorize(headers)
+        key_scope = intake.authorize(headers)
         key = key_of(header(headers, b"idempotency-key")) if has_key else None
         parsed = self._parsed(route, headers, body)
         if parsed is None or parsed.rejected:
             return None
-        waiting = app.waiting_of(parsed, self._path, headers, key, key_scope)
+        waiting = intake.waiting_of(parsed, self._path, headers, key, key_scope)
         if not waiting.bodies:
             return None
-        app.check_size(waiting, buffered=False)
+        intake.check_size(waiting, buffered=False)
         return route, waiting
 
     def _parsed(self, route: Route, headers: Headers, body: bytes) -> Pushed | Plain | None:
@@ -147,18 +129,18 @@ class DirectRequests:
                 if route.answer is answer_json
                 else _written(route.answer(headers, Answered(outcome.added, outcome.duplicates)))
             )
-            self._app.request_ends()
-            exchange.answer(_OK, *headers_and_content, close=self._app.draining.is_set())
+            self._intake.request_ends()
+            exchange.answer(_OK, *headers_and_content, close=self._intake.draining.is_set())
         else:
             self._refuse(exchange, route, headers, outcome)
 
     def _refuse(self, exchange: Exchange, route: Route, headers: Headers, error: BaseException) -> None:
-        refused = self._app.not_registered(error).refused
+        refused = self._intake.not_registered(error).refused
         reply = with_retry(route.refuse(headers, refused), refused)
-        self._app.request_ends()
+        self._intake.request_ends()
         # `answer` writes that header, and ends the connection.
         others = [(name, value) for name, value in reply.headers if name != "connection"]
-        closes = self._app.draining.is_set() or len(others) < len(reply.headers)
+        closes = self._intake.draining.is_set() or len(others) < len(reply.headers)
         exchange.answer(_STATUS_LINES[reply.status], *_written(replace(reply, headers=others)), close=closes)
 
     def _expire(self) -> None:

@@ -25,6 +25,7 @@ from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
+from receiver_runtime.receivers.http.intake import Intake
 from receiver_runtime.receivers.tcp import listening_socket, server_context
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
@@ -155,15 +156,11 @@ class HttpServer:
             self._wake = lambda: _call(loop, wake.set)
         acknowledgement = Acknowledgement(self._receiver.supervisor, loop, on_failed=self._on_failed)
         self._acknowledgement = acknowledgement
-        app = HttpApp(
-            self._receiver,
-            self._source,
-            acknowledgement,
-            self._buffering,
-            self._routes,
-            tokens=tokens,
-            is_paused=self._is_paused,
+        supervisor = self._receiver.supervisor
+        intake = Intake(
+            self._source, supervisor, acknowledgement, self._buffering, tokens=tokens, is_paused=self._is_paused
         )
+        app = HttpApp(self._receiver, self._source, intake, self._routes)
         config = self._configuration(app)
         server = uvicorn.Server(config)
         make_protocol = cast("Callable[..., AcceptedProtocol]", config.http_protocol_class)
@@ -190,13 +187,13 @@ class HttpServer:
             if not woken.done():
                 await serving
                 raise RuntimeError("the server ended without being stopped")
-            app.draining.set()
+            intake.draining.set()
             acceptor.close()
             with self._lock:
                 keeps = self._keeps
             if not keeps:
                 listener.close()
-            await self._drain(app, acknowledgement)
+            await self._drain(intake)
             server.should_exit = True
             await serving
         finally:
@@ -205,12 +202,12 @@ class HttpServer:
             with self._lock:
                 self._wake = None
 
-    async def _drain(self, app: HttpApp, acknowledgement: Acknowledgement) -> None:
+    async def _drain(self, intake: Intake) -> None:
         seconds = self._receiver.supervisor.settings.receiver_stop_timeout * _DRAIN_SHARE
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(app.quiet.wait(), seconds)
-        app.give_up_waiting()
-        acknowledgement.give_up()
+            await asyncio.wait_for(intake.quiet.wait(), seconds)
+        intake.give_up_waiting()
+        intake.acknowledgement.give_up()
 
     def _configuration(self, app: HttpApp) -> uvicorn.Config:
         config = uvicorn.Config(

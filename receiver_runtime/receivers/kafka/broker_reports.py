@@ -33,6 +33,8 @@ _ERROR_SECONDS = 600.0
 _TOPIC_SECONDS = 30.0
 # Kinds of message that are remembered, at most.
 _MOST_KINDS = 1000
+#: The client has no offset at which it could read on.
+RESET = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001  librdkafka's own name for it
 # Why a topic, or all of them, can't be read.
 _NO_TOPIC = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED))
 _NO_GROUP = frozenset((KafkaError.GROUP_AUTHORIZATION_FAILED,))
@@ -57,6 +59,15 @@ class BrokerReports:
             self.are_unreachable = False
             self._receiver.report_degraded("brokers", None)
             self._receiver.report_connected(self._source.address)
+
+    def on_fault(self, topic: str, error: KafkaError) -> None:
+        """Report what the client returned in place of a record. Raises KafkaException if the client has failed."""
+        if error.fatal():
+            raise KafkaException(error)
+        # A reset of a partition that waits, or was revoked, needs no report.
+        if error.code() != RESET:
+            self.on_unread_topic(topic, error)
+            self._receiver.report_error("Kafka says an error", KafkaException(error))
 
     def on_unread_topic(self, topic: str, error: KafkaError) -> None:
         """Show that a topic, or each one, is not read because of this error, if it says so."""

@@ -16,7 +16,6 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from forebay.cli.instance.database import EmbeddedServerDownError
 from forebay.cli.instance.database import database_url as find_database_url
 from forebay.testing.postgres import PostgresProcess
 from orchestration.declarations.settings import Settings
@@ -28,6 +27,7 @@ from tests.support.polling import joined
 from tests.support.postgres.cutting_proxy import CuttingProxy
 from tracker_store.blocks.block_stores import attach_block_store
 from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import ProcessKind
@@ -204,7 +204,7 @@ def test_an_embedded_server_that_was_stopped_has_nothing_to_explain(home: Path) 
     assert "the Postgres of this home was stopped, in order; `forebay up` starts it" in said
     assert "says why" not in said
     assert "`forebay up` does not run in this home" in said
-    with pytest.raises(EmbeddedServerDownError, match=r"`forebay up` starts it\. Try again when it runs\.$"):
+    with pytest.raises(DriverLogUnavailableError, match=r"`forebay up` starts it\. Try again when it runs\.$"):
         find_database_url(Settings(home=home, database_url=None))
     assert "FOREBAY_DATABASE_URL" not in said, "it is not set"
     assert "go on by themselves" not in said, "no receiver runs"

@@ -300,13 +300,13 @@ def test_a_row_is_put_aside_as_the_tasks_put_aside_theirs(target: Target) -> Non
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the pieces of each statement that inserts some."""
     calls: list[int] = []
-    inserted = Insertion._inserted
+    insert = Insertion._insert_pieces
 
-    def counted(self: Insertion, some: Sequence[Any]) -> int:
+    def counted(self: Insertion, some: Sequence[Any]) -> object:
         calls.append(len(some))
-        return inserted(self, some)
+        return insert(self, some)
 
-    monkeypatch.setattr(Insertion, "_inserted", counted)
+    monkeypatch.setattr(Insertion, "_insert_pieces", counted)
     return calls
 
 

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.cli.commands import demo as cli
-from forebay.cli.commands.demo import DemoOptions, DemoServices, Replay
+from forebay.cli.commands.demo import DemoOptions
 from forebay.cli.services.child import ChildEvent, ChildEventKind, SupervisorError
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console
@@ -59,7 +59,7 @@ class FakeSystem:
         return "http://127.0.0.1:3070"
 
     @contextlib.contextmanager
-    def start_replay(self, rate: float) -> Iterator[Replay]:
+    def start_replay(self, rate: float) -> Iterator[Any]:
         try:
             yield FakeReplay()
         finally:
@@ -71,7 +71,7 @@ class FakeSystem:
         ui_port: int | None,
         environment: Mapping[str, str],
         on_event: Callable[[ChildEvent], None],
-    ) -> Iterator[DemoServices]:
+    ) -> Iterator[Any]:
         self.environment = dict(environment)
         on_event(ChildEvent(ChildEventKind.STARTED, "postgres", pid=1))
         self.publish(Path(environment["FOREBAY_DEMO_OUTPUT"]))
@@ -84,7 +84,7 @@ class FakeSystem:
         self.now += timeout or 0
         return self.reason
 
-    def take_look(self, replay: Replay, at: float) -> ProgressSnapshot:
+    def take_look(self, replay: object, at: float) -> ProgressSnapshot:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
     def run(self, home: Path, **options: Any) -> tuple[int, str]:  # noqa: ANN401  fields of DemoOptions
@@ -233,7 +233,7 @@ def test_a_driver_log_that_does_not_answer_for_a_while_does_not_end_the_demo(tmp
     system = FakeSystem(publish=publish_flights(), looks=[done()])
     answers = iter([DriverLogError("gone"), sa.exc.OperationalError("SELECT", {}, Exception()), None])
 
-    def take_look(replay: Replay, at: float) -> ProgressSnapshot:
+    def take_look(replay: object, at: float) -> ProgressSnapshot:
         error = next(answers, None)
         if error is not None:
             raise error

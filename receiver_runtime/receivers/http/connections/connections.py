@@ -77,10 +77,6 @@ _TOO_FAR_AHEAD = _problem(
 _INVALID = _problem("400 Bad Request", "this is no HTTP/1.1 request: correct it", again=False)
 
 
-class _TooFarAheadError(Exception):
-    """Ends parsing on a connection."""
-
-
 class DirectTaker(Protocol):
     """Take whole requests without a task."""
 
@@ -221,7 +217,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._in_head = False
         if len(self._queued()) >= _MOST_AHEAD:
             self._is_too_far_ahead = True
-            raise _TooFarAheadError
+            # Ends parsing: uvicorn then asks for the refusal.
+            raise OverflowError
         self._may_be_direct = (
             self.url == self.direct.target
             and not self.expect_100_continue

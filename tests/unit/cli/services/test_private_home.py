@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay.cli.services.private_home import HomeError, make_home_private, others_may_enter
+from forebay.cli.services.child import SupervisorError
+from forebay.cli.services.private_home import make_home_private, others_may_enter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_directory_that_is_everybodys_is_left_open(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_made_is_named_with_the_way_out_and_is_no_bug(home: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     named = tmp_path / home.format(here=tmp_path)
-    with pytest.raises(HomeError, match="FOREBAY_HOME") as raised:
+    with pytest.raises(SupervisorError, match="FOREBAY_HOME") as raised:
         make_home_private(named)
     assert str(raised.value).startswith(f"{named} can't be made or used: ")
     assert "bug" not in str(raised.value)

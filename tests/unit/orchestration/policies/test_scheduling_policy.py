@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from orchestration.policies.scheduling_policy import (
     AgentCapacity,
     PlacedReceiver,
+    Rescheduling,
     WaitingReceiver,
     is_settled,
-    reschedule_receiver,
     schedule_receivers,
 )
 from tracker_store.schema.states import ReceiverState
@@ -28,6 +28,14 @@ MANY = 100
 
 def fleet(*hosts: str, slots: int = MANY) -> list[AgentCapacity]:
     return [AgentCapacity(number, host, slots) for number, host in enumerate(hosts, 1)]
+
+
+def reschedule_receiver(
+    receiver: WaitingReceiver, agents: Sequence[AgentCapacity], placed: Sequence[PlacedReceiver]
+) -> tuple[int, ...]:
+    """Return the candidates for one receiver; its own earlier weight does not count."""
+    others = [other for other in placed if other.receiver_id != receiver.receiver_id]
+    return Rescheduling(agents, others).candidates(receiver)
 
 
 def firsts(plan: dict[int, tuple[int, ...]]) -> dict[int, int]:

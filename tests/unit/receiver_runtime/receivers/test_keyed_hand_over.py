@@ -149,7 +149,7 @@ def test_a_key_that_comes_again_while_it_is_under_way_waits_for_the_first(runnin
     first = hand_over.submit(batch("a"), ["k"])
     eventually(lambda: log.calls[-1][-1].keys == ("k",), "the first under way")
     again = hand_over.submit(batch("a"), ["k"])
-    eventually(lambda: hand_over._rows_waiting == 0, "the second taken")
+    eventually(lambda: hand_over._queue.rows == 0, "the second taken")
     assert not again.done()
     log.away = False
     assert answer(first) == (1, 0)

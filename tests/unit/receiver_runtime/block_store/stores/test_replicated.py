@@ -14,7 +14,6 @@ from receiver_runtime.block_store.frames.errors import (
     BlockCorruptError,
     BlockMissingError,
     BlockStoreError,
-    SegmentWriteError,
     StoreUnavailableError,
 )
 from receiver_runtime.block_store.frames.reading import FrameAt
@@ -222,7 +221,7 @@ def test_an_ended_segment_takes_nothing(tmp_path: Path) -> None:
     segment = replicas.store.create_segment(PATH)
     replicas.files[0].write_faults = ["short"]
     segment.append(frame())
-    with pytest.raises(SegmentWriteError, match=r"1 of the 2 replicas.*short write"):
+    with pytest.raises(BlockStoreError, match=r"1 of the 2 replicas.*short write"):
         segment.sync()
     with pytest.raises(BlockStoreError, match="takes no more frames"):
         segment.append(frame())

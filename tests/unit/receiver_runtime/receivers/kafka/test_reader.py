@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,10 +15,12 @@ from structlog.testing import capture_logs
 
 from receiver_runtime.receivers.kafka.broker_reports import BrokerReports, ClientLog
 from receiver_runtime.receivers.kafka.declaration import Kafka
+from receiver_runtime.receivers.kafka.group_commits import GroupCommits
 from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
-from receiver_runtime.receivers.kafka.reader import KafkaReader
+from receiver_runtime.receivers.kafka.reading.group_client import GroupClient
+from receiver_runtime.receivers.kafka.reading.positioned_reading import PositionedReading
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.receivers.kafka.records import BadRecord, Records
 from tests.unit.receiver_runtime.receivers.kafka.test_partition_rates import records
@@ -99,6 +102,26 @@ class EndlessPartitions:
         return FetchedColumns(found, bad, ())
 
 
+def reading(
+    receiver: KafkaReceiver,
+    *,
+    places: Places | None = None,
+    fetcher: object = None,
+    rates: PartitionRates | None = None,
+) -> PositionedReading:
+    """Return what reads with positions, of a client that has no broker."""
+    source = receiver._source
+    client = GroupClient(
+        cast("Any", Client()),
+        cast("Any", fetcher),
+        cast("Any", places or Places()),
+        BrokerReports(receiver, source),
+        GroupCommits(receiver),
+    )
+    rates = rates or PartitionRates(0, most_bytes=10**9, every=0.05)
+    return PositionedReading(receiver, source, client, rates, threading.Event())
+
+
 @pytest.mark.parametrize("most_bytes", [3000, 10**9])
 def test_a_rate_per_partition_leaves_nothing_out(tmp_path: Path, most_bytes: int) -> None:
     """Partition 0 has more records than its rate allows, 1 has fewer; another receiver moves a position meanwhile."""
@@ -106,24 +129,21 @@ def test_a_rate_per_partition_leaves_nothing_out(tmp_path: Path, most_bytes: int
     receiver = KafkaReceiver(source)
     clock = ManualClock()
     with rig(tmp_path, receiver, start=False) as made:
-        reader = KafkaReader(receiver, source)
         # With little room most of what is fetched is dropped and fetched again.
-        reader._rates = PartitionRates(40, most_bytes=most_bytes, every=0.05, clock=clock)
-        reader._places = Places()  # type: ignore[assignment]
-        reader._consumer = Client()  # type: ignore[assignment]
-        reader._fetcher = fetcher = EndlessPartitions()  # type: ignore[assignment]
-        reader._open_all([KEY, ("t", 1)])
+        rates = PartitionRates(40, most_bytes=most_bytes, every=0.05, clock=clock)
+        reader = reading(receiver, fetcher=EndlessPartitions(), rates=rates)
+        reader._partitions.open_all([KEY, ("t", 1)])
         started = clock.monotonic()
         for turn in range(200):
             if turn == 100:
                 made.log.offset_conflicts = 1
-                eventually(lambda: _conflicts(reader, clock, fetcher))
+                eventually(lambda: _conflicts(reader, clock))
                 reader._recover()
                 # The driver log's positions, as a real one says them.
-                for key, partition in reader._partitions.items():
+                for key, partition in reader._partitions.read.items():
                     partition.position = _position(made.log.chain(1), key)
-            reader._pass_waiting()
-            reader._read_columns(fetcher)  # type: ignore[arg-type]
+            reader._next.pass_waiting()
+            reader._fetch()
             clock.advance(0.05)
         reader._hand_over.settle()
         chain = made.log.chain(1)
@@ -142,9 +162,9 @@ def test_a_rate_per_partition_leaves_nothing_out(tmp_path: Path, most_bytes: int
         assert len(letters) <= len(bad) + 2
 
 
-def _conflicts(reader: KafkaReader, clock: ManualClock, fetcher: EndlessPartitions) -> bool:
-    reader._pass_waiting()
-    reader._read_columns(fetcher)  # type: ignore[arg-type]
+def _conflicts(reader: PositionedReading, clock: ManualClock) -> bool:
+    reader._next.pass_waiting()
+    reader._fetch()
     clock.advance(0.05)
     reader._hand_over.collect()
     return reader._hand_over.has_conflict
@@ -166,15 +186,14 @@ def test_a_reset_to_an_existing_position_is_reported(tmp_path: Path, said: str, 
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
-        reader = KafkaReader(receiver, source)
-        reader._partitions[KEY] = Partition(0, 100)
-        reader._places = places = Places()  # type: ignore[assignment]
-        reader._consumer = Client()  # type: ignore[assignment]
-        reader._on_partition_error(KEY, KafkaError(KafkaError._AUTO_OFFSET_RESET, said))
+        places = Places()
+        reader = reading(receiver, places=places)
+        reader._partitions.read[KEY] = Partition(0, 100)
+        reader._on_fault(KEY, KafkaError(KafkaError._AUTO_OFFSET_RESET, said))
         [(_, message, detail)] = made.reporter.events
         assert message == "Kafka says an error, reading goes on from the position"
         assert "Partition log truncation detected" in detail
-        assert reader._unsure == {KEY}
+        assert reader._partitions.unsure == {KEY}
         assert places.cuts == [cut]
 
 
@@ -186,15 +205,14 @@ def test_a_receiver_is_degraded_until_it_has_partitions_of_a_missing_topic(tmp_p
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics=["t", "u"], group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
-        reader = KafkaReader(receiver, source)
-        reader._consumer = client = Client()  # type: ignore[assignment]
-        reader._on_partition_error(KEY, KafkaError(code, "not available"))
+        reader = reading(receiver)
+        reader._on_fault(KEY, KafkaError(code, "not available"))
         assert made.reporter.reasons[-1].startswith("degraded: the ")
         assert "not available" in made.reporter.reasons[-1]
         if code != KafkaError.GROUP_AUTHORIZATION_FAILED:
-            reader._on_assign(client, [TopicPartition("u", 0)])  # type: ignore[arg-type]
+            reader._on_assign(reader._consumer, [TopicPartition("u", 0)])
             assert made.reporter.reasons[-1].startswith("degraded: the topic 't'")
-        reader._on_assign(client, [TopicPartition("t", 0)])  # type: ignore[arg-type]
+        reader._on_assign(reader._consumer, [TopicPartition("t", 0)])
         assert made.reporter.reasons[-1].startswith("connected to")
 
 
@@ -240,16 +258,16 @@ def test_refused_positions_are_reported_once(tmp_path: Path) -> None:
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
-        reader = KafkaReader(receiver, source)
+        commits = GroupCommits(receiver)
         refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
         for _ in range(9):
-            reader._commits.on_commit(refused, [])
-        reader._commits.on_commit(None, [])
+            commits.on_commit(refused, [])
+        commits.on_commit(None, [])
         for _ in range(9):
-            reader._commits.on_commit(refused, [])
+            commits.on_commit(refused, [])
         assert made.reporter.events == []
         for _ in range(9):
-            reader._commits.on_commit(refused, [])
+            commits.on_commit(refused, [])
         [(_, message, _)] = made.reporter.events
         assert message == "the broker does not take the group's positions"
 
@@ -258,9 +276,7 @@ def test_an_error_of_the_fetching_client_is_reported_like_the_consumers(tmp_path
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g", options={"sasl.username": "somebody"})
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
-        reader = KafkaReader(receiver, source)
-        reader._consumer = Client()  # type: ignore[assignment]
-        reader._read_columns(Fetcher())  # type: ignore[arg-type]
+        reading(receiver, fetcher=Fetcher())._fetch()
         assert [message for _, message, _ in made.reporter.events] == ["the Kafka client can't log in"]
         assert "SASL authentication failed" in made.reporter.events[0][2]
 
@@ -279,15 +295,15 @@ def test_an_unavailable_broker_is_reported_once_while_others_send_records(tmp_pa
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
-        reader = KafkaReader(receiver, source)
+        brokers = BrokerReports(receiver, source)
         for number in range(10):
             refused = f"a.example:9092/2: Connect failed: Connection refused (after {number}ms in state CONNECT)"
-            reader._brokers.on_error(KafkaError(KafkaError._TRANSPORT, refused))
-            reader._brokers.note_answer()
-        reader._brokers.on_error(KafkaError(KafkaError._TRANSPORT, "b.example:9092/3: Connect failed"))
-        reader._brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-        reader._brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-        reader._brokers.note_answer()
+            brokers.on_error(KafkaError(KafkaError._TRANSPORT, refused))
+            brokers.note_answer()
+        brokers.on_error(KafkaError(KafkaError._TRANSPORT, "b.example:9092/3: Connect failed"))
+        brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+        brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+        brokers.note_answer()
         messages = [message for _, message, _ in made.reporter.events]
         assert messages[:3] == [*2 * ["a Kafka broker is away, or answers by an error"], "Kafka can't be reached"]
         assert len(messages) == 4

@@ -211,7 +211,7 @@ def test_column_and_record_requests_become_one_batch_in_order() -> None:
     batch = batch_of(as_either)
     assert batch.to_pylist() == batch_of(as_records).to_pylist()
     assert batch.schema == batch_of(as_records).schema
-    assert [one.key_array() for one in as_either] == [one.key_array() for one in as_records]
+    assert [one.row_keys() for one in as_either] == [one.row_keys() for one in as_records]
 
 
 def test_the_lines_of_a_request_that_is_alone_are_not_copied() -> None:
