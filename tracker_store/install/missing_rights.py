@@ -16,7 +16,8 @@ _SETUP = f"""
 SELECT quote_ident(current_user) AS login, quote_ident(d.datname) AS database, quote_ident(o.rolname) AS database_owner,
        has_database_privilege(d.oid, 'CREATE') AS may_create, quote_ident(s.rolname) AS log_owner,
        coalesce(s.rolcanlogin, false) AS owner_logs_in, coalesce(pg_has_role(s.oid, 'MEMBER'), false) AS is_member,
-       coalesce(pg_has_role(s.oid, 'USAGE'), false) AS inherits
+       coalesce(pg_has_role(s.oid, 'USAGE'), false) AS inherits,
+       current_setting('server_version_num')::int >= 160000 AS inherits_by_grant
 FROM pg_catalog.pg_database d
 JOIN pg_catalog.pg_roles o ON o.oid = d.datdba
 LEFT JOIN pg_catalog.pg_roles s ON s.oid = ({LOG_OWNER})
@@ -31,7 +32,8 @@ UNKNOWN_SETUP = "An administrator of this Postgres can grant what is named there
 class DatabaseSetup:
     """Hold who owns what, and what this login may; `log_owner` owns the driver log's schema, None: it does not exist.
 
-    is_member: of `log_owner`, or is it; inherits: has its rights without SET ROLE.
+    is_member: of `log_owner`, or is it; inherits: has its rights without SET ROLE; inherits_by_grant: each GRANT of a
+    role says whether it is inherited (Postgres 16), and not the member for all of its roles.
     """
 
     login: str
@@ -42,6 +44,7 @@ class DatabaseSetup:
     owner_logs_in: bool = False
     is_member: bool = False
     inherits: bool = False
+    inherits_by_grant: bool = True
 
     @property
     def advice(self) -> str:
@@ -54,10 +57,13 @@ class DatabaseSetup:
                 f"{self.database} TO {self.login};`: Forebay makes its schemas there."
             )
         if self.is_member:
+            if self.inherits_by_grant:
+                statement = f"GRANT {self.log_owner} TO {self.login} WITH INHERIT TRUE;"
+            else:
+                statement = f"ALTER ROLE {self.login} INHERIT;"
             return (
                 f"{self.login} is a member of {self.log_owner}, which owns the driver log, and does not inherit its "
-                f"rights: `GRANT {self.log_owner} TO {self.login} WITH INHERIT TRUE;` (before Postgres 16: `ALTER ROLE "
-                f"{self.login} INHERIT;`)."
+                f"rights: `{statement}`."
             )
         if self.owner_logs_in:
             return (

@@ -46,7 +46,7 @@ def owner(engine: sa.Engine) -> Iterator[sa.Connection]:
         ([f"ALTER ROLE {OWNER} LOGIN"], MAKE_TABLE, OWNER_LOGS_IN),
         ([], MAKE_TABLE, f"name a login that is a member of it for `forebay db` and `forebay up`, or `GRANT {OWNER}"),
         # A member that must say SET ROLE.
-        ([f"ALTER ROLE {LOGIN} NOINHERIT", f"GRANT {OWNER} TO {LOGIN}"], MAKE_TABLE, f"ALTER ROLE {LOGIN} INHERIT"),
+        ([f"ALTER ROLE {LOGIN} NOINHERIT", f"GRANT {OWNER} TO {LOGIN}"], MAKE_TABLE, "does not inherit its rights: `"),
         # The owner of the driver log, and a member of it, where Dagster's schema is missing.
         ([f"ALTER SCHEMA forebay OWNER TO {LOGIN}"], "CREATE SCHEMA forebay_dagster_too", GRANT_CREATE),
         ([f"GRANT {OWNER} TO {LOGIN}"], "CREATE SCHEMA forebay_dagster_too", GRANT_CREATE),
@@ -82,8 +82,8 @@ def test_what_is_advised_fits_the_setup_and_helps(
         owner.exec_driver_sql("ALTER SCHEMA other RENAME TO forebay")
         owner.commit()
         return
-    grants = [part.partition(";`")[0] for part in said.split("`") if part.startswith("GRANT")]
-    for grant in grants[:1]:
-        owner.exec_driver_sql(grant.rstrip(";"))
+    advised = [part for part in said.split("`") if part.startswith(("GRANT ", "ALTER ROLE "))]
+    for sql in advised[:1]:
+        owner.exec_driver_sql(sql)
         owner.commit()
         run()
