@@ -707,7 +707,7 @@ def _sum(name: str, comment: str) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 
 
-# Written only by the triggers of log_segments and dead_letters (keep_storage_totals), and by seal_segment.
+# Written only by the triggers of log_segments and dead_letters (keep_storage_totals), and by seal_segments.
 storage_totals = Table(
     "storage_totals",
     metadata,

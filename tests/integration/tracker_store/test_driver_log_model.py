@@ -30,6 +30,7 @@ from tests.support.driver_log.log import (
     make_log,
     new_segment,
     oldest_unfinished_batch,
+    seal,
 )
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
@@ -40,7 +41,6 @@ from tracker_store.batches.pipelines import apply_pipeline, apply_stream
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
 from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
-from tracker_store.blocks.segments import seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import (
     AttemptSupersededError,
@@ -995,7 +995,7 @@ class MovingDriverLogMachine(DriverLogMachine):
     def seal_a_segment_or_mark_those_to_delete(self, pick: int, how: str) -> None:
         process = self.processes[pick % len(self.processes)]
         if how == "seal":
-            seal_segment(self.connection, segment_id=process.segment_id, length=10)
+            seal(self.connection, process.segment_id, 10)
         else:
             segments_to_delete(
                 self.connection, receiver_id=process.claim.receiver_id, restore_window=timedelta(0), limit=10

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.support.driver_log.log import add, block, claim_anew, make_log, new_segment
+from tests.support.driver_log.log import add, block, claim_anew, make_log, new_segment, seal
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.blocks.segments import open_segment, open_segments_before, seal_salvaged, seal_segment
 from tracker_store.connection.engine import connect
@@ -99,7 +99,7 @@ class Victim:
             "prefer": lambda c: set_preferred_location(c, receiver_id=self.receiver, host="elsewhere"),
             "pause": lambda c: set_receiver_state(c, **at, state=ReceiverState.PAUSED, process_id=self.process),
             "open": lambda c: open_segment(c, **of_epoch, path=path, source_rule="not_sent_again"),
-            "seal": lambda c: seal_segment(c, segment_id=self.segment, length=7),
+            "seal": lambda c: seal(c, self.segment, 7),
             "salvage": self._salvage,
             "fail": lambda c: set_receiver_state(c, **at, state=ReceiverState.FAILED, reason="because"),
             "end": lambda c: deregister_process(c, self.process),

@@ -9,14 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.attempts import claim_batch, fail_batch
-from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, seal
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tracker_store.batches import batches
 from tracker_store.batches.pipeline_states import advance_stops, start_pipelines, stop_pipelines
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
-from tracker_store.blocks.segments import seal_segment
 from tracker_store.receivers.agents import forget_host
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, expire_process, register_process
@@ -300,11 +299,11 @@ def test_segments_move_in_every_way_of_their_table(log: Log) -> None:
     clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=NOON + 2 * INTERVAL, max_rows=1000)
     ids = log.connection.execute(sa.text("SELECT id FROM forebay.log_segments ORDER BY id")).scalars().all()
     for _ in range(2):
-        seal_segment(log.connection, segment_id=ids[0], length=100)
+        seal(log.connection, ids[0], 100)
     for _ in range(2):
         marked = segments_to_delete(log.connection, receiver_id=receiver_id, restore_window=timedelta(0), limit=10)
         assert [segment.segment_id for segment in marked] == [ids[0]]
-    seal_segment(log.connection, segment_id=ids[0], length=200)
+    seal(log.connection, ids[0], 200)
     assert seen(log, "log_segments") == MACHINES["log_segments"]
 
 

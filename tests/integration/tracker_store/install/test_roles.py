@@ -21,6 +21,7 @@ from tests.support.driver_log.log import (
     make_log,
     new_segment,
     oldest_unfinished_batch,
+    seal,
 )
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches.batches import (
@@ -41,7 +42,6 @@ from tracker_store.blocks.segments import (
     open_segments_before,
     salvage_blocks,
     seal_salvaged,
-    seal_segment,
 )
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.install import migrate, roles
@@ -174,7 +174,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         assert [response.receiver_id for response in heartbeat(connection, process_id=process, receiver_ids=[receiver])]
         # Its successor salvages a second segment of the first process.
         left = new_segment(connection, claimed, "a/c")
-        seal_segment(connection, segment_id=segment, length=2000)
+        seal(connection, segment, 2000)
         successor = claim_anew(connection, receiver, placed.assignment)
         [found] = open_segments_before(connection, receiver_id=receiver, epoch=successor.epoch)
         assert found.segment_id == left
