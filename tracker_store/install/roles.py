@@ -62,7 +62,6 @@ ROLES: Mapping[str, Role] = {
             "open_segment",
             "owns_process",
             "register_schema",
-            "release_receivers_of_agent",
             "report_source_lag",
             "salvage_blocks",
             "seal_segments",

@@ -498,18 +498,6 @@ def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tup
     return [(ReceiverEventKind(row.kind), row.message, row.detail) for row in rows]
 
 
-def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why: str) -> None:
-    """Release what is placed on an agent that stops, for a new placement. Locks: those receivers' rows.
-
-    Its own processes have ended; a receiver that was being handed over to it names a process on another agent.
-    """
-    with named_failures():
-        connection.execute(
-            sa.text("SELECT forebay.release_receivers_of_agent(:agent, :why)"),
-            {"agent": agent_id, "why": why},
-        )
-
-
 def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:
     """Return the receivers of STREAM, or the one of STREAM/N. No locks. Raises NoSuchReceiverError."""
     stream, _, ordinal = name.partition("/")

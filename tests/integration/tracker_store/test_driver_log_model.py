@@ -50,12 +50,11 @@ from tracker_store.connection.errors import (
     DriverLogError,
 )
 from tracker_store.receivers.leadership import read_leadership, take_leadership
-from tracker_store.receivers.processes import expire_process, register_process
+from tracker_store.receivers.processes import deregister_process, expire_process, register_process
 from tracker_store.receivers.receivers import (
     give_up_receiver,
     placements,
     release_receivers,
-    release_receivers_of_agent,
     restart_receiver,
     set_receiver_state,
 )
@@ -900,7 +899,7 @@ class MovingDriverLogMachine(DriverLogMachine):
         if placed == "scheduled":
             receiver.state = ReceiverState.SCHEDULED
 
-    @rule(pick=any_one, how=st.sampled_from(["restart", "give up", "release", "release by the agent", "expire"]))
+    @rule(pick=any_one, how=st.sampled_from(["restart", "give up", "release", "end the agent", "expire"]))
     def take_receivers_away(self, pick: int, how: str) -> None:
         """Take receivers away; the table of transitions shows whether that was legal.
 
@@ -919,10 +918,11 @@ class MovingDriverLogMachine(DriverLogMachine):
             )
         elif how == "release":
             release_receivers(self.connection, term=self.term, agent_id=self.agent_id, why=how)
-        elif how == "release by the agent":
-            release_receivers_of_agent(self.connection, agent_id=self.agent_id, why=how)
         else:
-            expire_process(self.connection, term=self.term, process_id=self.agent_id, heartbeat=0, why=how)
+            if how == "expire":
+                expire_process(self.connection, term=self.term, process_id=self.agent_id, heartbeat=0, why=how)
+            else:
+                deregister_process(self.connection, self.agent_id, how)
             self.agent_id = self.register(ProcessKind.AGENT)
         for row in self.connection.execute(sa.text("SELECT id, state FROM forebay.receivers")):
             self.receivers[row.id].state = ReceiverState(row.state)

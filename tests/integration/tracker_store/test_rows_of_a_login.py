@@ -26,7 +26,6 @@ from tracker_store.receivers.processes import (
 )
 from tracker_store.receivers.receivers import (
     get_receiver,
-    release_receivers_of_agent,
     set_preferred_location,
     set_receiver_state,
 )
@@ -171,7 +170,7 @@ def attacks(victim: Victim) -> dict[str, Callable[[sa.Connection], Any]]:
         ),
         "take over": lambda c: take_over(c, receiver_id=victim.receiver, assignment=victim.assignment),
         "end by pid": lambda c: end_processes_of_pid(c, hosts=["one"], pid=2, why="attacked"),
-        "release": lambda c: release_receivers_of_agent(c, agent_id=victim.agent, why="attacked"),
+        "end the agent": lambda c: deregister_process(c, victim.agent, "attacked"),
         "sign off": lambda c: sign_off_receiver(
             c, receiver_id=victim.receiver, assignment=victim.assignment - 1, process_id=victim.process
         ),

@@ -22,7 +22,6 @@ from tracker_store.receivers.processes import deregister_process, expire_process
 from tracker_store.receivers.receivers import (
     give_up_receiver,
     release_receivers,
-    release_receivers_of_agent,
     restart_receiver,
     set_receiver_state,
 )
@@ -229,8 +228,9 @@ def test_receivers_move_in_every_way_of_their_table(log: Log) -> None:
         release_receivers(log.connection, term=receiver.term, agent_id=receiver.agent_id, why="a test")
         assert receiver.is_inactive()
         receiver.place(*states_before)
-        release_receivers_of_agent(log.connection, agent_id=receiver.agent_id, why="a test")
+        deregister_process(log.connection, receiver.agent_id)
         assert receiver.is_inactive()
+        receiver.agent_id = process(log, ProcessKind.AGENT)
         receiver.place(*states_before)
         receiver.move(inactive)
     for number, states_before in enumerate([*placed, (failed,)]):
@@ -261,7 +261,10 @@ def test_receivers_move_in_every_way_of_their_table(log: Log) -> None:
     # A receiver that is bound to a host, which is forgotten.
     for states_before in [*placed, (failed,)]:
         receiver.place(*states_before)
-        deregister_process(log.connection, receiver.agent_id)
+        # Not by deregister_process, which releases the receiver: it was placed on the agent while that ended.
+        log.connection.execute(
+            sa.text("UPDATE forebay.processes SET ended_at = clock_timestamp() WHERE kind = 'agent'")
+        )
         log.connection.execute(sa.text("UPDATE forebay.receivers SET host = 'h'"))
         assert forget_host(log.connection, "h") == (0, 1)
         assert receiver.is_inactive()

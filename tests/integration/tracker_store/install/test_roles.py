@@ -73,7 +73,6 @@ from tracker_store.receivers.receivers import (
     placements,
     placements_on_agent,
     release_receivers,
-    release_receivers_of_agent,
     report_event,
     set_receiver_state,
 )
@@ -188,7 +187,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         seal_salvaged(connection, {left: 1000}, claimed=successor, through=successor.sequence + 1)
         attach_block_store(connection, host="here", roots={"directory-1": "/blocks"})
         deregister_process(connection, process)
-        release_receivers_of_agent(connection, agent_id=agent, why="stopped")
+        deregister_process(connection, agent)
     assert [row.state for row in placements(owner)] == [ReceiverState.INACTIVE]
     assert owner.execute(sa.text("SELECT state FROM forebay.log_segments")).scalars().all() == ["SEALED", "SEALED"]
 
