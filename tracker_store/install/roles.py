@@ -84,7 +84,6 @@ ROLES: Mapping[str, Role] = {
     "forebay_driver": Role(
         "what the tracker, the cleaner, Dagster's sensors and batch runs, and `forebay apply` do",
         (
-            "add_host_receiver",
             "advance_stops",
             "allocate_blocks_to_batch",
             "apply_pipeline",
@@ -106,7 +105,6 @@ ROLES: Mapping[str, Role] = {
             "end_attempt",
             "end_processes",
             "expire_process",
-            "expire_stream_rates",
             "fail_output",
             "forget_receivers",
             "heartbeat",
@@ -116,14 +114,11 @@ ROLES: Mapping[str, Role] = {
             "receivers_to_clean_up",
             "record_batch_inputs",
             "record_stream_rate",
-            "release_receivers",
             "remove_pipeline",
             "remove_stream",
-            "schedule_receivers",
             "server_timeline",
             "set_rate_limits",
             "streams_to_clean_up",
-            "take_launch",
         ),
         {
             **_read(*_EVERYTHING),

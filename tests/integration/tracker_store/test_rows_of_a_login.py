@@ -123,7 +123,7 @@ def victim(engine: sa.Engine, owner: sa.Connection, logins: tuple[str, str]) -> 
     with logged_in(engine, logins[0]) as connection:
         agent = register_process(connection, kind=ProcessKind.AGENT, name="one", host="one", pid=1, slots=4)
         process = register_process(connection, kind=ProcessKind.RECEIVER, name="lines/1", host="one", pid=2)
-    assert schedule_receiver(owner, term=0, receiver_id=receiver, agent_id=agent, why="a test") == "scheduled"
+    assert schedule_receiver(owner, term=0, receiver_id=receiver, agent_id=agent, why="a test")
     assignment = get_receiver(owner, receiver).assignment
     with logged_in(engine, logins[0]) as connection:
         claimed = claim_anew(connection, receiver, assignment)

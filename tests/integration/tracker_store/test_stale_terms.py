@@ -157,9 +157,8 @@ def records_a_rate(log: Log) -> Decide:
 
 def expires_rates(log: Log) -> Decide:
     rates.record_stream_rate(log.connection, term=1, decision=a_rate(log))
-    return lambda connection, term: rates.expire_stream_rates(
-        connection, term=term, pipeline_id=log.pipeline_id, still=True
-    )
+    expired = replace(a_rate(log), expired=True)
+    return lambda connection, term: rates.record_stream_rate(connection, term=term, decision=expired)
 
 
 def sets_rates(log: Log) -> Decide:

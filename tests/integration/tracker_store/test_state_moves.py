@@ -184,10 +184,9 @@ class Receiver:
 
     def place(self, *then: ReceiverState) -> None:
         """Place the receiver on the agent, and move it on to further states."""
-        placed = schedule_receiver(
+        assert schedule_receiver(
             self.connection, term=self.term, receiver_id=self.receiver_id, agent_id=self.agent_id, why="a test"
         )
-        assert placed == "scheduled"
         for state in then:
             self.move(state)
 

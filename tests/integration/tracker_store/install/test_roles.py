@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ from tracker_store.receivers.processes import (
     live_processes,
     register_process,
 )
-from tracker_store.receivers.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
+from tracker_store.receivers.rates import StreamRate, record_stream_rate, set_rate_limits
 from tracker_store.receivers.receivers import (
     add_host_receiver,
     get_receiver,
@@ -235,10 +236,10 @@ def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, 
         assert attempts_of_ended_processes(connection) == []
         decision = StreamRate(log.pipeline_id, log.stream_id, NOON, NOON, 100.0, 0.0, 100.0, expired=False)
         assert record_stream_rate(connection, term=term, decision=decision) == "recorded"
-        assert expire_stream_rates(connection, term=term, pipeline_id=log.pipeline_id, still=True) == "expired"
+        assert record_stream_rate(connection, term=term, decision=replace(decision, expired=True)) == "recorded"
         assert set_rate_limits(connection, term=term, rates={receiver: 100.0}) == "set"
-        assert add_host_receiver(connection, term=term, stream_id=stream, host="there") == "added"
-        assert release_receivers(connection, term=term, agent_id=agent, why="draining") == "nothing"
+        assert add_host_receiver(connection, term=term, stream_id=stream, host="there")
+        assert release_receivers(connection, term=term, agent_id=agent, why="draining") == set()
         # `forebay agents`
         assert set_draining(connection, name="here", draining=True) == 0
         assert forget_host(connection, "there") == (0, 1)
@@ -356,7 +357,7 @@ FORBIDDEN = {
         ALLOCATE,
         COMMIT,
         CLEAN,
-        "SELECT forebay.schedule_receivers(1, '{1}', '{1}', '{x}', '{NULL}')",
+        "UPDATE forebay.receivers SET agent_id = 1, assignment = assignment + 1",
         "SELECT forebay.expire_process(1, 1, 1, '')",
         "SELECT forebay.apply_pipeline('', '{}', '{}', '1 s', '0', true)",
     ],

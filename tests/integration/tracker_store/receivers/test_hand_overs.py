@@ -167,7 +167,7 @@ def restarts(moving: Moving) -> None:
 
 
 def releases(moving: Moving) -> None:
-    assert release_receivers(moving.connection, term=moving.term, agent_id=moving.old, why="") == "released"
+    assert release_receivers(moving.connection, term=moving.term, agent_id=moving.old, why="") == {moving.receiver_id}
 
 
 def changes_its_declaration(moving: Moving) -> None:
