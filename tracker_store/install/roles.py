@@ -160,8 +160,8 @@ ROLES: Mapping[str, Role] = {
             *(
                 "block_stores",
                 "blocks",
+                "cursors",
                 "log_segments",
-                "reader_cursors",
                 "readers",
                 "receivers",
                 "stream_schemas",
