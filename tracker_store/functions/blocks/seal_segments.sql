@@ -1,4 +1,4 @@
--- seal_segments: record the final lengths of a receiver's segments: the process that wrote one seals it, and salvage seals
+-- seal_segments: record the final lengths of a receiver's segments. A process seals each that it wrote, and salvage seals
 -- those of earlier epochs, all at once.
 --
 -- Authority: only the login that holds the receiver, and only segments of that receiver, of the epoch that the caller
@@ -6,8 +6,8 @@
 -- has added under its epoch from them (0: it has none): then the caller had an answer whose commit was lost since. Markers
 -- are never cleaned up, so the newest row up to `through` has the epoch even if clean-up has deleted the block.
 -- A segment that is sealed already stays as it is, so repeating the call changes nothing.
--- With the call that seals its own segment, a process adds the segment's blocks by codec (parallel arrays; empty: they are
--- not counted) to the receiver's totals.
+-- A process that seals its own segment names the segment's blocks by codec (parallel arrays; empty: they are not counted):
+-- they are added to the receiver's totals, once.
 -- Outcomes: 'sealed'; 'fenced' (another epoch, or another login, has the receiver); 'lost' (the driver log lacks
 -- `through`).
 -- Locks: the segments' rows, by id; then the receiver's row of storage_totals, which only this receiver's process writes,

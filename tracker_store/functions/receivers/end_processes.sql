@@ -1,7 +1,7 @@
 -- end_processes: end processes at their own request, or because their parent saw them end; returns how many had not ended.
 --
--- With an agent ends the placement of its receivers: they are released for a new one. A receiver's row goes on naming its
--- process, which may still drain, and may be one of another agent, which was handing the receiver over.
+-- An agent's receivers are released with it, for a new placement. A receiver's row goes on naming its process, which may
+-- still drain, or belong to another agent that hands the receiver over.
 -- Authority: only processes that the session's login registered. One of another login on the same host is left to the
 -- leader, which expires it by its heartbeat.
 -- Locks: the receivers that are placed on them, in the order of their ids, then the processes' rows: in the order in which

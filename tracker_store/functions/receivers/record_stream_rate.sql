@@ -1,5 +1,5 @@
--- record_stream_rate: the leader records what a completed batch says about a stream's rate, or that the pipeline stands
--- still since then, or goes on.
+-- record_stream_rate: the leader records what a completed batch says about a stream's rate, and whether the pipeline has
+-- stood still since.
 --
 -- One row per (pipeline, stream) is all that a new leader needs to continue: the estimator's state and the decided
 -- rate. A batch that is not newer than the last one that was used (a replay, or a leader that asks twice) changes
