@@ -88,7 +88,7 @@ class FilledLog:
             for forgotten in (
                 "DELETE FROM forebay.batch_allocations WHERE pipeline_id = :p",
                 "DELETE FROM forebay.batches WHERE pipeline_id = :p",
-                "DELETE FROM forebay.cursors WHERE pipeline_id = :p",
+                "DELETE FROM forebay.cursors WHERE consumer_id = :p",
             ):
                 connection.execute(sa.text(forgotten), {"p": self.pipeline_id})
             connection.execute(
@@ -97,7 +97,7 @@ class FilledLog:
             )
             connection.execute(
                 sa.text(
-                    "INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence) "
+                    "INSERT INTO forebay.cursors (consumer_id, receiver_id, next_sequence) "
                     "SELECT :p, r.id, "
                     "  greatest(1, head.sequence + 1 - :each - CASE WHEN r.nth <= :left THEN 1 ELSE 0 END) "
                     "FROM unnest(CAST(:receivers AS bigint[])) WITH ORDINALITY AS r(id, nth) "

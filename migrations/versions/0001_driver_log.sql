@@ -267,18 +267,19 @@ COMMENT ON COLUMN forebay.cleanup_events.unread_records IS
 COMMENT ON COLUMN forebay.cleanup_events.at IS 'When, by the database''s clock';
 
 CREATE TABLE forebay.cursors (
-    pipeline_id bigint NOT NULL,
+    consumer_id bigint NOT NULL,
     receiver_id bigint NOT NULL,
     next_sequence bigint NOT NULL,
-    PRIMARY KEY (pipeline_id, receiver_id),
+    PRIMARY KEY (consumer_id, receiver_id),
     CONSTRAINT cursors_positive CHECK (next_sequence > 0)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
 CREATE INDEX cursors_receiver ON forebay.cursors (receiver_id);
-COMMENT ON TABLE forebay.cursors IS 'Which block of each receiver does a pipeline take next?';
-COMMENT ON COLUMN forebay.cursors.pipeline_id IS 'The pipeline that reads';
+COMMENT ON TABLE forebay.cursors IS 'Which block of each receiver does a pipeline, or a named reader, take next?';
+COMMENT ON COLUMN forebay.cursors.consumer_id IS
+    'The pipeline or the reader; their ids come from one sequence, so that one id names either';
 COMMENT ON COLUMN forebay.cursors.receiver_id IS 'The receiver that is read';
 COMMENT ON COLUMN forebay.cursors.next_sequence IS
-    'The first sequence that no batch has; only allocation moves it, and only forward';
+    'The first sequence that it has not taken; only allocation, or a query''s commit, moves it, and only forward';
 
 CREATE TABLE forebay.dead_letters (
     id bigserial NOT NULL,
@@ -640,39 +641,25 @@ COMMENT ON COLUMN forebay.processes.queued IS
     'Its receivers'' queues by id, in blocks, and `fetched` records, at its newest heartbeat; null: none';
 COMMENT ON COLUMN forebay.processes.login IS 'The login that registered it, and may end it';
 
-CREATE TABLE forebay.reader_cursors (
-    reader_id bigint NOT NULL,
-    receiver_id bigint NOT NULL,
-    next_sequence bigint NOT NULL,
-    moved_at timestamptz DEFAULT clock_timestamp() NOT NULL,
-    PRIMARY KEY (reader_id, receiver_id),
-    CONSTRAINT reader_cursors_positive CHECK (next_sequence > 0)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
-CREATE INDEX reader_cursors_receiver ON forebay.reader_cursors (receiver_id);
-COMMENT ON TABLE forebay.reader_cursors IS 'Up to which block of each receiver has a named reader read?';
-COMMENT ON COLUMN forebay.reader_cursors.reader_id IS 'The reader';
-COMMENT ON COLUMN forebay.reader_cursors.receiver_id IS 'The receiver that is read';
-COMMENT ON COLUMN forebay.reader_cursors.next_sequence IS
-    'The first sequence that it may still ask for; moved by its query''s commits, and only forward';
-COMMENT ON COLUMN forebay.reader_cursors.moved_at IS 'When it was last moved, or created';
-
 CREATE TABLE forebay.readers (
-    id bigserial NOT NULL,
+    id bigint DEFAULT nextval('forebay.pipelines_id_seq') NOT NULL,
     name text NOT NULL,
     stream_id bigint NOT NULL,
     attached_at timestamptz DEFAULT clock_timestamp() NOT NULL,
+    moved_at timestamptz DEFAULT clock_timestamp() NOT NULL,
     removed_at timestamptz,
     PRIMARY KEY (id)
-);
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, fillfactor = 50);
 CREATE UNIQUE INDEX readers_live_name ON forebay.readers (name) WHERE removed_at IS NULL;
 CREATE INDEX readers_live_stream ON forebay.readers (stream_id) WHERE removed_at IS NULL;
 COMMENT ON TABLE forebay.readers IS
-    'Which streaming queries read a stream with their own cursor, which clean-up respects?';
+    'Which streaming queries read a stream with cursors of their own, which clean-up respects?';
 COMMENT ON COLUMN forebay.readers.id IS
     'The reader in every other table; one that is removed and attached again gets a new one';
 COMMENT ON COLUMN forebay.readers.name IS 'Its name in the query; unique among readers that are not removed';
 COMMENT ON COLUMN forebay.readers.stream_id IS 'The stream that it reads';
 COMMENT ON COLUMN forebay.readers.attached_at IS 'When a query first used it';
+COMMENT ON COLUMN forebay.readers.moved_at IS 'When its query last committed, or was attached';
 COMMENT ON COLUMN forebay.readers.removed_at IS 'When it was removed; null while it holds blocks back';
 
 CREATE TABLE forebay.receivers (

@@ -207,14 +207,16 @@ class RateController:
         pipelines: Mapping[int, PipelineRow],
         decided: Iterable[StreamRate],
     ) -> None:
-        expired = {rate.pipeline_id: rate.expired for rate in decided}
-        if not expired:
+        rates: dict[int, list[StreamRate]] = {}
+        for rate in decided:
+            rates.setdefault(rate.pipeline_id, []).append(rate)
+        if not rates:
             return
         counters: dict[int, int] = {}
         watches: dict[tuple[int, timedelta], CounterWatch[int]] = {}
         for progress in store.pipeline_progress(connection):
             row = pipelines.get(progress.pipeline_id)
-            if row is None or row.pipeline_id not in expired:
+            if row is None or row.pipeline_id not in rates:
                 continue
             key = (row.pipeline_id, row.interval)
             limit = max(STILL_AFTER_SECONDS, STILL_AFTER_INTERVALS * row.interval.total_seconds())
@@ -223,12 +225,16 @@ class RateController:
             moved = self._counters.get(row.pipeline_id, progress.counter) != progress.counter
             # A long batch does not count as standing still: its process is watched through its heartbeat.
             still = watch.unmoved([] if progress.running else [(row.pipeline_id, progress.counter)])
-            if still and not expired[row.pipeline_id]:
-                outcome = store.expire_stream_rates(connection, term=term, pipeline_id=row.pipeline_id, still=True)
-                log.warning("pipeline stands still: its rate limits no receiver", pipeline=row.name, outcome=outcome)
-            elif expired[row.pipeline_id] and (moved or progress.running):
-                outcome = store.expire_stream_rates(connection, term=term, pipeline_id=row.pipeline_id, still=False)
-                log.info("pipeline goes on: its rate limits receivers again", pipeline=row.name, outcome=outcome)
+            goes_on = moved or progress.running
+            changed = [rate for rate in rates[row.pipeline_id] if (goes_on if rate.expired else still)]
+            outcomes = [
+                store.record_stream_rate(connection, term=term, decision=replace(rate, expired=not rate.expired))
+                for rate in changed
+            ]
+            if changed and still:
+                log.warning("pipeline stands still: its rates limit no receiver", pipeline=row.name, outcomes=outcomes)
+            elif changed:
+                log.info("pipeline goes on: its rates limit receivers again", pipeline=row.name, outcomes=outcomes)
         self._counters, self._watches = counters, watches
 
     def _set_rates(self, connection: sa.Connection, term: int, pipelines: Mapping[int, PipelineRow]) -> None:

@@ -130,8 +130,8 @@ class ReceiverPlacement:
             elif agent.draining:
                 whys[placement.agent_id] = f"agent {agent.name} is draining"
         for agent_id, why in whys.items():
-            outcome = release_receivers(connection, term=term, agent_id=agent_id, why=why)
-            log.info("receivers taken from an agent", agent_id=agent_id, why=why, outcome=outcome)
+            taken = release_receivers(connection, term=term, agent_id=agent_id, why=why)
+            log.info("receivers taken from an agent", agent_id=agent_id, why=why, receivers=len(taken))
         return bool(whys)
 
     def _add_host_receivers(
@@ -148,8 +148,8 @@ class ReceiverPlacement:
             if (stream_id, host) not in there
         ]
         for stream_id, host in missing:
-            outcome = add_host_receiver(connection, term=term, stream_id=stream_id, host=host)
-            log.info("receiver of a host", stream=streams[stream_id], host=host, outcome=outcome)
+            added = add_host_receiver(connection, term=term, stream_id=stream_id, host=host)
+            log.info("receiver of a host", stream=streams[stream_id], host=host, added=added)
         return bool(missing)
 
     def _waiting(self, everything: Sequence[Placement]) -> tuple[list[Placement], float | None]:

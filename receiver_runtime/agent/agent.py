@@ -40,7 +40,7 @@ from tracker_store.receivers.processes import (
     heartbeat,
     register_process,
 )
-from tracker_store.receivers.receivers import placements_on_agent, release_receivers_of_agent
+from tracker_store.receivers.receivers import placements_on_agent
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
@@ -305,7 +305,6 @@ class Agent:
                 self._report_ended_pids(connection)
                 if self._left_processes is not None:
                     self._left_processes.forget()
-                release_receivers_of_agent(connection, agent_id=self._process_id, why="its agent was stopped")
                 deregister_process(connection, self._process_id)
         except SURVIVED as error:
             log.warning("could not sign off; the tracker will see this agent's heartbeat end", error=str(error))

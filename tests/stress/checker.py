@@ -119,9 +119,9 @@ SAFETY = {
         JOIN forebay.batch_allocations a ON a.receiver_id = w.receiver_id AND w.sequence <@ a.sequences
         GROUP BY a.pipeline_id, w.receiver_id, w.sequence HAVING count(*) > 1""",
     "a cursor is not where its last range ended": """
-        SELECT c.pipeline_id, c.receiver_id, c.next_sequence FROM forebay.cursors c
+        SELECT c.consumer_id, c.receiver_id, c.next_sequence FROM forebay.cursors c
         WHERE c.next_sequence <> (SELECT max(upper(a.sequences)) FROM forebay.batch_allocations a
-                                  WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = c.receiver_id)""",
+                                  WHERE a.pipeline_id = c.consumer_id AND a.receiver_id = c.receiver_id)""",
     "a range's counts are not its blocks'": """
         SELECT a.pipeline_id, a.batch_time, a.receiver_id FROM forebay.batch_allocations a
         CROSS JOIN LATERAL (SELECT sum(records) AS records, sum(bytes) AS bytes, count(*) AS rows
@@ -141,7 +141,7 @@ SAFETY = {
     "a block was cleaned away that a live pipeline had not finished": """
         SELECT p.id, r.id, r.low_mark FROM forebay.pipelines p
         JOIN forebay.receivers r ON r.stream_id = ANY (p.stream_ids)
-        LEFT JOIN forebay.cursors c ON c.pipeline_id = p.id AND c.receiver_id = r.id
+        LEFT JOIN forebay.cursors c ON c.consumer_id = p.id AND c.receiver_id = r.id
         WHERE p.removed_at IS NULL AND r.low_mark > 0
           AND (coalesce(c.next_sequence, 1) <= r.low_mark OR EXISTS (
               SELECT 1 FROM forebay.batch_allocations a JOIN forebay.batches t USING (pipeline_id, batch_time)
@@ -187,7 +187,7 @@ LIVENESS = {
         SELECT p.name, r.id AS receiver_id, coalesce(c.next_sequence, 1) AS cursor, newest.sequence AS newest
         FROM forebay.pipelines p
         JOIN forebay.receivers r ON r.stream_id = ANY (p.stream_ids)
-        LEFT JOIN forebay.cursors c ON c.pipeline_id = p.id AND c.receiver_id = r.id
+        LEFT JOIN forebay.cursors c ON c.consumer_id = p.id AND c.receiver_id = r.id
         CROSS JOIN LATERAL (SELECT max(sequence) AS sequence FROM witness.blocks w WHERE w.receiver_id = r.id
                             AND w.segment_id IS NOT NULL) AS newest
         WHERE p.removed_at IS NULL AND newest.sequence >= coalesce(c.next_sequence, 1)""",

@@ -178,7 +178,7 @@ class Owner:
             receiver_id, epoch = self.claimed.receiver_id, self.claimed.epoch
             old = segments.open_segments_before(connection, receiver_id=receiver_id, epoch=epoch)
             for segment_id in {segment.segment_id for segment in old} | ({self.segment_id} if number > 1 else set()):
-                segments.seal_segment(connection, segment_id=segment_id, length=1)
+                segments.seal_segment(connection, segment_id=segment_id, length=1, owner=(receiver_id, epoch))
             path = f"{receiver_id}/{epoch}-{number}"
             return segments.open_segment(
                 connection, receiver_id=receiver_id, epoch=epoch, path=path, source_rule="not_sent_again"

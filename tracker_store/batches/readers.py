@@ -1,4 +1,4 @@
-"""Read and write `readers` and `reader_cursors`: streaming queries that read a stream by cursors of their own.
+"""Read and write `readers` and their `cursors`: streaming queries that read a stream by cursors of their own.
 
 A named reader has cursors like a pipeline's (docs/how-to/streaming-queries.md): clean-up keeps what it has not read,
 and only its query's commits move the cursors, forward. Positions map a receiver to the next sequence to read; a
@@ -70,7 +70,7 @@ class ReaderLag:
     waiting_records: int
     waiting_bytes: int
     oldest_added_at: datetime | None
-    moved_at: datetime | None
+    moved_at: datetime
     attached_at: datetime
 
 
@@ -108,7 +108,7 @@ def attach_reader(
             sa.text("""
                 SELECT d.stream_id, c.receiver_id, c.next_sequence
                 FROM forebay.readers d
-                LEFT JOIN forebay.reader_cursors c ON c.reader_id = d.id
+                LEFT JOIN forebay.cursors c ON c.consumer_id = d.id
                 WHERE d.id = :reader
                 ORDER BY c.receiver_id
             """),
@@ -234,7 +234,7 @@ def blocks_between(
 def move_reader(connection: sa.Connection, reader_id: int, positions: Mapping[int, int]) -> None:
     """Release what lies before `positions`; a cursor never goes back.
 
-    Locks: the reader FOR SHARE, its cursors. Raises DriverLogError.
+    Locks: the reader's row, its cursors. Raises DriverLogError.
     """
     with named_failures():
         moved = connection.execute(

@@ -119,6 +119,7 @@ def unread_streams(connection: sa.Connection) -> list[UnreadStream]:
                     CROSS JOIN LATERAL (
                         SELECT coalesce(max(c.next_sequence), 1) AS sequence
                         FROM forebay.cursors c
+                        JOIN forebay.pipelines p ON p.id = c.consumer_id
                         WHERE c.receiver_id = r.id
                     ) AS next
                     CROSS JOIN LATERAL (

@@ -126,8 +126,8 @@ def seal_segment(
     *,
     segment_id: int,
     length: int,
+    owner: tuple[int, int],
     through: int = 0,
-    owner: tuple[int, int] | None = None,
     codecs: Sequence[CodecSum] = (),
 ) -> None:
     """Record a segment's final length of `length` bytes, and add its blocks by codec to the receiver's totals.
@@ -139,25 +139,38 @@ def seal_segment(
     the id no longer belongs to a segment of the `owner`, its (receiver, epoch), or if no process of this login holds
     the receiver.
     """
+    _seal(connection, {segment_id: length}, owner=owner, through=through, codecs=codecs)
+
+
+def _seal(
+    connection: sa.Connection,
+    lengths: Mapping[int, int],
+    *,
+    owner: tuple[int, int],
+    through: int,
+    codecs: Sequence[CodecSum] = (),
+) -> str:
+    ordered = sorted(lengths)
     with named_failures():
-        connection.execute(
+        outcome: str = connection.execute(
             sa.text("""
-                SELECT forebay.seal_segment(
-                    :id, :length, :through, CAST(:receiver AS bigint), CAST(:epoch AS bigint),
+                SELECT forebay.seal_segments(
+                    :receiver, :epoch, :through, CAST(:ids AS bigint[]), CAST(:lengths AS bigint[]),
                     CAST(:codecs AS text[]), CAST(:blocks AS bigint[]), CAST(:bytes AS bigint[])
                 )
             """),
             {
-                "id": segment_id,
-                "length": length,
+                "receiver": owner[0],
+                "epoch": owner[1],
                 "through": through,
-                "receiver": None if owner is None else owner[0],
-                "epoch": None if owner is None else owner[1],
+                "ids": ordered,
+                "lengths": [lengths[segment_id] for segment_id in ordered],
                 "codecs": [each.codec for each in codecs],
                 "blocks": [each.blocks for each in codecs],
                 "bytes": [each.bytes for each in codecs],
             },
-        )
+        ).scalar_one()
+    return outcome
 
 
 def open_segments_before(connection: sa.Connection, *, receiver_id: int, epoch: int) -> Sequence[OpenSegment]:
@@ -338,22 +351,7 @@ def seal_salvaged(connection: sa.Connection, lengths: Mapping[int, int], *, clai
     LostCommitsError if the salvage's blocks, `through` being the newest, are no longer in the driver log, and
     ReceiverFencedError if another epoch is in their place.
     """
-    ordered = sorted(lengths)
-    with named_failures():
-        outcome = connection.execute(
-            sa.text("""
-                SELECT forebay.seal_salvaged(
-                    :receiver, :epoch, :through, CAST(:ids AS bigint[]), CAST(:lengths AS bigint[])
-                )
-            """),
-            {
-                "receiver": claimed.receiver_id,
-                "epoch": claimed.epoch,
-                "through": through,
-                "ids": ordered,
-                "lengths": [lengths[segment_id] for segment_id in ordered],
-            },
-        ).scalar_one()
+    outcome = _seal(connection, lengths, owner=(claimed.receiver_id, claimed.epoch), through=through)
     if outcome == "fenced":
         raise ReceiverFencedError(f"another epoch or login holds receiver {claimed.receiver_id}")
     if outcome != "sealed":

@@ -3,7 +3,7 @@
 Authority: only the row. The leader raises the counter every second; a candidate that has seen (term, counter) unchanged
 for the limit *on its own monotonic clock* takes term + 1 by compare-and-set on what it saw. Clocks of two machines are
 never compared. A leader trusts its term only in statements that lock this row FOR SHARE and name the term
-(``functions/receivers/schedule_receivers.sql`` and others): what a deposed leader still sends changes nothing.
+(``LED``, and the function ``leads``): what a deposed leader still sends changes nothing.
 """
 
 from __future__ import annotations

@@ -129,7 +129,10 @@ def heartbeat(
 
 
 def deregister_process(connection: sa.Connection, process_id: int, reason: str = "stopped") -> None:
-    """End a process at its own request; only the login that registered it may. Locks: its row."""
+    """End a process at its own request, and release what is placed on it if it is an agent.
+
+    Only the login that registered it may. Locks: the receivers that are placed on it, by id, then its row.
+    """
     with named_failures():
         connection.execute(
             sa.text("SELECT forebay.end_processes(ARRAY[CAST(:id AS bigint)], :reason)"),
@@ -140,7 +143,8 @@ def deregister_process(connection: sa.Connection, process_id: int, reason: str =
 def end_processes_of_pid(connection: sa.Connection, *, hosts: Sequence[str], pid: int, why: str) -> int:
     """End what an operating-system process had registered; its parent calls this after it saw the process end.
 
-    Only processes that the same login registered. Returns how many rows were still open. Locks: those rows.
+    Only processes that the same login registered; what is placed on an agent among them is released. Returns how many
+    rows were still open. Locks: the receivers that are placed on them, by id, then those rows.
     """
     with named_failures():
         ended: int = connection.execute(

@@ -228,8 +228,9 @@ def rated_receivers(connection: sa.Connection) -> list[RatedReceiver]:
 
 
 def record_stream_rate(connection: sa.Connection, *, term: int, decision: StreamRate) -> str:
-    """Record a decision after a batch. Returns 'recorded', 'reckoned before' or 'deposed'.
+    """Record a decision after a batch, or whether the rate of the last one is expired.
 
+    Returns 'recorded', 'reckoned before' or 'deposed'.
     Locks: leadership FOR SHARE, the decision's row.
     """
     with named_failures():
@@ -238,7 +239,7 @@ def record_stream_rate(connection: sa.Connection, *, term: int, decision: Stream
                 SELECT outcome
                 FROM forebay.record_stream_rate(
                     :term, :pipeline, :stream, :batch_time, :latest_at, CAST(:latest_rate AS double precision),
-                    CAST(:latest_error AS double precision), CAST(:rate_limit AS double precision)
+                    CAST(:latest_error AS double precision), CAST(:rate_limit AS double precision), :expired
                 )
             """),
             {
@@ -250,20 +251,8 @@ def record_stream_rate(connection: sa.Connection, *, term: int, decision: Stream
                 "latest_rate": decision.latest_rate,
                 "latest_error": decision.latest_error,
                 "rate_limit": decision.rate_limit,
+                "expired": decision.expired,
             },
-        ).scalar_one()
-    return outcome
-
-
-def expire_stream_rates(connection: sa.Connection, *, term: int, pipeline_id: int, still: bool) -> str:
-    """Record that a pipeline stands still, or goes on. Returns 'expired', 'revived' or 'deposed'.
-
-    Locks: leadership FOR SHARE, the pipeline's decisions.
-    """
-    with named_failures():
-        outcome: str = connection.execute(
-            sa.text("SELECT outcome FROM forebay.expire_stream_rates(:term, :pipeline, :still)"),
-            {"term": term, "pipeline": pipeline_id, "still": still},
         ).scalar_one()
     return outcome
 

@@ -258,58 +258,130 @@ class Placing:
 
 
 def schedule_receivers(connection: sa.Connection, *, term: int, placings: Sequence[Placing]) -> set[int]:
-    """Place INACTIVE receivers, each under a new assignment; return those that were placed, by id.
+    """Place receivers on agents, each under a new assignment; return those that were placed, by id.
 
-    None in another's term. Locks: leadership FOR SHARE, those receivers' rows by id.
+    A receiver that is not INACTIVE any more, or is removed, stays as it is; in another's term all do. The clock keeps
+    assignments distinct after a failover or a restore that lost some, as it does epochs: an agent does not start a
+    receiver again under an assignment that it has seen refused. The clock may be set back.
+
+    Locks: leadership FOR SHARE, those receivers' rows by id.
     """
     scheduled: set[int] = set()
     for first in range(0, len(placings), ROWS_PER_STATEMENT):
         some = placings[first : first + ROWS_PER_STATEMENT]
         with named_failures():
-            rows = connection.execute(
-                sa.text("""
-                    SELECT outcome, receiver_id
-                    FROM forebay.schedule_receivers(
-                        :term, CAST(:receivers AS bigint[]), CAST(:agents AS bigint[]), CAST(:whys AS text[]),
-                        CAST(:hosts AS text[])
-                    )
-                """),
-                {
-                    "term": term,
-                    "receivers": [placing.receiver_id for placing in some],
-                    "agents": [placing.agent_id for placing in some],
-                    "whys": [placing.why for placing in some],
-                    "hosts": [placing.only_host for placing in some],
-                },
-            ).all()
-        scheduled |= {row.receiver_id for row in rows if row.outcome == "scheduled"}
+            scheduled.update(
+                connection.execute(
+                    sa.text(f"""
+                        {LED}, chosen AS (
+                            SELECT c.id, c.agent_id, c.why, c.only_host
+                            FROM unnest(
+                                CAST(:receivers AS bigint[]), CAST(:agents AS bigint[]), CAST(:whys AS text[]),
+                                CAST(:hosts AS text[])
+                            ) AS c(id, agent_id, why, only_host)
+                            WHERE EXISTS (SELECT FROM led)
+                        ), locked AS MATERIALIZED (
+                            SELECT r.id, c.agent_id, c.why, c.only_host
+                            FROM forebay.receivers r
+                            JOIN chosen c ON c.id = r.id
+                            WHERE r.state = 'INACTIVE' AND r.removed_at IS NULL
+                            ORDER BY r.id FOR UPDATE OF r
+                        ), placed AS (
+                            UPDATE forebay.receivers r
+                            SET state = 'SCHEDULED', reason = l.why, since = clock_timestamp(), agent_id = l.agent_id,
+                                process_id = NULL, host = coalesce(r.host, l.only_host),
+                                assignment = greatest(
+                                    r.assignment + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+                                )
+                            FROM locked l
+                            WHERE r.id = l.id
+                            RETURNING r.id, r.reason
+                        ), noted AS (
+                            INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message)
+                            SELECT id, 0, 'SCHEDULED', reason FROM placed ORDER BY id
+                        )
+                        SELECT id FROM placed
+                    """),  # noqa: S608  a constant
+                    {
+                        "term": term,
+                        "receivers": [placing.receiver_id for placing in some],
+                        "agents": [placing.agent_id for placing in some],
+                        "whys": [placing.why for placing in some],
+                        "hosts": [placing.only_host for placing in some],
+                    },
+                ).scalars()
+            )
     return scheduled
 
 
-def release_receivers(connection: sa.Connection, *, term: int, agent_id: int, why: str) -> str:
-    """Take all receivers from an agent, for a new placement; their processes may go on until they have drained.
+def release_receivers(connection: sa.Connection, *, term: int, agent_id: int, why: str) -> set[int]:
+    """Take all receivers from an agent, for a new placement; return which were taken, by id.
 
-    Locks: leadership FOR SHARE, those receivers' rows. Returns 'released', 'nothing' or 'deposed'.
+    None in another's term. Their rows go on naming their processes until these have signed off, so that the next
+    placement can wait for it. Locks: leadership FOR SHARE, those receivers' rows by id.
     """
     with named_failures():
-        outcome: str = connection.execute(
-            sa.text("SELECT outcome FROM forebay.release_receivers(:term, :agent, :why)"),
-            {"term": term, "agent": agent_id, "why": why},
-        ).scalar_one()
-    return outcome
+        return set(
+            connection.execute(
+                sa.text(f"""
+                    {LED}, locked AS MATERIALIZED (
+                        SELECT r.id
+                        FROM forebay.receivers r
+                        WHERE r.agent_id = :agent AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
+                          AND EXISTS (SELECT FROM led)
+                        ORDER BY r.id FOR UPDATE
+                    )
+                    UPDATE forebay.receivers r
+                    SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), agent_id = NULL,
+                        assignment = r.assignment + 1
+                    FROM locked l
+                    WHERE r.id = l.id
+                    RETURNING r.id
+                """),  # noqa: S608  a constant
+                {"term": term, "agent": agent_id, "why": why},
+            ).scalars()
+        )
 
 
-def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, host: str) -> str:
-    """Give a stream its receiver on a host, new or removed before. Returns 'added', 'there' or 'deposed'.
+def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, host: str) -> bool:
+    """Give a stream with one receiver per host its receiver on a host; return whether it is a new one.
 
-    Locks: leadership FOR SHARE, the receiver's row.
+    One that was removed with its host comes back as it was: the same receiver, and the same sequence. A stream that was
+    removed meanwhile gets none, nor does any in another's term. Only the leader adds receivers of hosts, and its
+    snapshot has all that the leader before it added, whose shared lock its own take-over has waited for.
+
+    Locks: leadership FOR SHARE, the stream's row FOR KEY SHARE, which excludes its removal, then the receiver's row.
     """
     with named_failures():
-        outcome: str = connection.execute(
-            sa.text("SELECT outcome FROM forebay.add_host_receiver(:term, :stream, :host)"),
+        added = connection.execute(
+            sa.text(f"""
+                {LED}, declared AS MATERIALIZED (
+                    SELECT s.id
+                    FROM forebay.streams s
+                    WHERE s.id = :stream AND s.removed_at IS NULL AND EXISTS (SELECT FROM led)
+                    FOR KEY SHARE
+                ), there AS (
+                    UPDATE forebay.receivers r
+                    SET removed_at = NULL
+                    FROM declared d
+                    WHERE r.stream_id = d.id AND r.host = :host
+                    RETURNING r.id
+                )
+                INSERT INTO forebay.receivers (stream_id, ordinal, host)
+                SELECT d.id,
+                    (
+                        SELECT coalesce(max(r.ordinal), 0) + 1
+                        FROM forebay.receivers r
+                        WHERE r.stream_id = d.id
+                    ),
+                    :host
+                FROM declared d
+                WHERE NOT EXISTS (SELECT FROM there)
+                RETURNING id
+            """),  # noqa: S608  a constant
             {"term": term, "stream": stream_id, "host": host},
-        ).scalar_one()
-    return outcome
+        ).scalar()
+    return added is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,18 +568,6 @@ def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tup
             {"receiver": receiver_id},
         ).all()
     return [(ReceiverEventKind(row.kind), row.message, row.detail) for row in rows]
-
-
-def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why: str) -> None:
-    """Release what is placed on an agent that stops, for a new placement. Locks: those receivers' rows.
-
-    Its own processes have ended; a receiver that was being handed over to it names a process on another agent.
-    """
-    with named_failures():
-        connection.execute(
-            sa.text("SELECT forebay.release_receivers_of_agent(:agent, :why)"),
-            {"agent": agent_id, "why": why},
-        )
 
 
 def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:

@@ -219,7 +219,7 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
         SELECT format('%s, receiver %s: the cursor is at %s, the newest range ended at %s', p.name, c.receiver_id,
                       c.next_sequence, newest.next - 1)
         FROM forebay.pipelines p
-        JOIN forebay.cursors c ON c.pipeline_id = p.id
+        JOIN forebay.cursors c ON c.consumer_id = p.id
         CROSS JOIN LATERAL (
             SELECT max(upper(a.sequences)) AS next FROM forebay.batch_allocations a
             WHERE a.pipeline_id = p.id AND a.receiver_id = c.receiver_id
@@ -233,7 +233,7 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
         SELECT format('%s, receiver %s: the cursor is at %s, the newest block is %s', p.name, c.receiver_id,
                       c.next_sequence, coalesce(newest.sequence, 0))
         FROM forebay.pipelines p
-        JOIN forebay.cursors c ON c.pipeline_id = p.id
+        JOIN forebay.cursors c ON c.consumer_id = p.id
         LEFT JOIN LATERAL (
             SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = c.receiver_id
             ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
@@ -266,7 +266,7 @@ def batches_count_their_ranges(connection: sa.Connection, pipeline_id: int | Non
           AND NOT (t.batch_time < clock_timestamp() - interval '1 hour' AND t.state IN ('COMPLETED', 'DISCARDED')
                    AND sums.records <= t.records AND sums.bytes <= t.bytes AND sums.blocks < t.blocks
                    AND EXISTS (SELECT FROM forebay.cursors c JOIN forebay.receivers r ON r.id = c.receiver_id
-                               WHERE c.pipeline_id = t.pipeline_id AND r.low_mark > 0
+                               WHERE c.consumer_id = t.pipeline_id AND r.low_mark > 0
                                  AND NOT EXISTS (SELECT FROM forebay.batch_allocations a
                                                  WHERE a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
                                                    AND a.receiver_id = c.receiver_id)))

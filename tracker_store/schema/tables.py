@@ -707,7 +707,7 @@ def _sum(name: str, comment: str) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 
 
-# Written only by the triggers of log_segments and dead_letters (keep_storage_totals), and by seal_segment.
+# Written only by the triggers of log_segments and dead_letters (keep_storage_totals), and by seal_segments.
 storage_totals = Table(
     "storage_totals",
     metadata,
@@ -804,19 +804,25 @@ stream_rates = Table(
 cursors = Table(
     "cursors",
     metadata,
-    Column("pipeline_id", BigInteger, nullable=False, comment="The pipeline that reads"),
+    Column(
+        "consumer_id",
+        BigInteger,
+        nullable=False,
+        comment="The pipeline or the reader; their ids come from one sequence, so that one id names either",
+    ),
     Column("receiver_id", BigInteger, nullable=False, comment="The receiver that is read"),
     Column(
         "next_sequence",
         BigInteger,
         nullable=False,
-        comment="The first sequence that no batch has; only allocation moves it, and only forward",
+        comment="The first sequence that it has not taken; only allocation, or a query's commit, moves it, and only "
+        "forward",
     ),
-    PrimaryKeyConstraint("pipeline_id", "receiver_id"),
+    PrimaryKeyConstraint("consumer_id", "receiver_id"),
     CheckConstraint("next_sequence > 0", name="cursors_positive"),
-    # Clean-up asks which pipelines have read a receiver; updates stay HOT, because they change neither column.
+    # Clean-up asks what has read a receiver; updates stay HOT, because they change neither column.
     Index("cursors_receiver", "receiver_id"),
-    comment="Which block of each receiver does a pipeline take next?",
+    comment="Which block of each receiver does a pipeline, or a named reader, take next?",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 
@@ -853,32 +859,16 @@ scaling_decisions = Table(
 readers = Table(
     "readers",
     metadata,
+    # By the migration, its ids come from the sequence of pipelines' ids: a cursor names either by one column.
     _identity("The reader in every other table; one that is removed and attached again gets a new one"),
     Column("name", Text, nullable=False, comment="Its name in the query; unique among readers that are not removed"),
     Column("stream_id", BigInteger, nullable=False, comment="The stream that it reads"),
     _now("attached_at", "When a query first used it"),
+    _now("moved_at", "When its query last committed, or was attached"),
     Column("removed_at", DateTime(timezone=True), comment="When it was removed; null while it holds blocks back"),
     Index("readers_live_name", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     Index("readers_live_stream", "stream_id", postgresql_where=text("removed_at IS NULL")),
-    comment="Which streaming queries read a stream with their own cursor, which clean-up respects?",
-)
-
-reader_cursors = Table(
-    "reader_cursors",
-    metadata,
-    Column("reader_id", BigInteger, nullable=False, comment="The reader"),
-    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that is read"),
-    Column(
-        "next_sequence",
-        BigInteger,
-        nullable=False,
-        comment="The first sequence that it may still ask for; moved by its query's commits, and only forward",
-    ),
-    _now("moved_at", "When it was last moved, or created"),
-    PrimaryKeyConstraint("reader_id", "receiver_id"),
-    CheckConstraint("next_sequence > 0", name="reader_cursors_positive"),
-    Index("reader_cursors_receiver", "receiver_id"),
-    comment="Up to which block of each receiver has a named reader read?",
+    comment="Which streaming queries read a stream with cursors of their own, which clean-up respects?",
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 

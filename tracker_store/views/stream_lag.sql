@@ -14,7 +14,7 @@ LEFT JOIN forebay.receivers r ON r.stream_id = s.id
 -- Probes, each with OFFSET 0: a join could read all cursors, or all blocks.
 LEFT JOIN LATERAL (
     SELECT u.next_sequence FROM forebay.cursors u
-    WHERE u.pipeline_id = p.id AND u.receiver_id = r.id OFFSET 0) AS c ON true
+    WHERE u.consumer_id = p.id AND u.receiver_id = r.id OFFSET 0) AS c ON true
 LEFT JOIN LATERAL (
     SELECT b.sequence, b.added_at, b.records, b.bytes, b.total_records, b.total_bytes FROM forebay.blocks b
     WHERE b.receiver_id = r.id AND b.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)

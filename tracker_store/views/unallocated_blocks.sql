@@ -4,7 +4,7 @@ SELECT p.name AS pipeline, p.id AS pipeline_id, s.name AS stream, r.ordinal, b.r
 FROM forebay.pipelines p
 JOIN forebay.receivers r ON r.stream_id = ANY (p.stream_ids)
 JOIN forebay.streams s ON s.id = r.stream_id
-LEFT JOIN forebay.cursors c ON c.pipeline_id = p.id AND c.receiver_id = r.id
+LEFT JOIN forebay.cursors c ON c.consumer_id = p.id AND c.receiver_id = r.id
 JOIN forebay.blocks b ON b.receiver_id = r.id
      AND b.sequence >= greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
 LEFT JOIN forebay.log_segments g ON g.id = b.segment_id

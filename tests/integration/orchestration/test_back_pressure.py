@@ -22,7 +22,6 @@ from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import heartbeat, register_process
 from tracker_store.receivers.rates import (
     StreamRate,
-    expire_stream_rates,
     rated_receivers,
     record_stream_rate,
     set_rate_limits,
@@ -365,7 +364,7 @@ def test_a_controller_without_leadership_decides_nothing(log: Log, term: int) ->
     run(log, 3, seconds=9, waited=9)
     tick(log, term)
     assert set_rate_limits(log.connection, term=term, rates={log.receiver_ids[0]: 1.0}) == "deposed"
-    assert expire_stream_rates(log.connection, term=term, pipeline_id=log.pipeline_id, still=True) == "deposed"
+    assert record_stream_rate(log.connection, term=term, decision=replace(before[0], expired=True)) == "deposed"
     assert (stream_rates(log.connection), rates(log)) == (before, limits)
     tick(log, term + 1)
     assert stream_rates(log.connection) != before

@@ -184,7 +184,7 @@ class RandomLog:
                 kept |= {(receiver, sequence) for sequence in range(first, upper)}
             first = upper
         if first > 1 or self.chance(50):
-            self.insert("cursors", pipeline_id=pipeline, receiver_id=receiver, next_sequence=first)
+            self.insert("cursors", consumer_id=pipeline, receiver_id=receiver, next_sequence=first)
         return kept
 
     def readers(self, streams: list[int], receivers: list[tuple[int, int, int]]) -> None:
@@ -195,7 +195,7 @@ class RandomLog:
             for receiver, newest, _ in receivers:
                 if self.chance(80):
                     place = newest + 1 - self.random.choice([0, 0, 0, 1, 3])
-                    self.insert("reader_cursors", reader_id=reader, receiver_id=receiver, next_sequence=max(1, place))
+                    self.insert("cursors", consumer_id=reader, receiver_id=receiver, next_sequence=max(1, place))
 
     def blocks(self, receiver: int, newest: int, low_mark: int, kept: set[tuple[int, int]]) -> None:
         epoch = segment = 0
@@ -332,7 +332,7 @@ def deletes(connection: sa.Connection, receiver: int, restore_window: timedelta)
 NOT_ASKED = """
     SELECT EXISTS (SELECT FROM forebay.batch_attempts WHERE kind = 'replay' AND state = 'RUNNING')
         OR EXISTS (SELECT FROM forebay.cursors c
-                   JOIN forebay.pipelines p ON p.id = c.pipeline_id AND p.removed_at IS NULL
+                   JOIN forebay.pipelines p ON p.id = c.consumer_id AND p.removed_at IS NULL
                    JOIN forebay.receivers r ON r.id = c.receiver_id
                    WHERE NOT r.stream_id = ANY (p.stream_ids))
 """

@@ -30,6 +30,7 @@ from tests.support.driver_log.log import (
     make_log,
     new_segment,
     oldest_unfinished_batch,
+    seal,
 )
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
@@ -40,7 +41,6 @@ from tracker_store.batches.pipelines import apply_pipeline, apply_stream
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
 from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
-from tracker_store.blocks.segments import seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import (
     AttemptSupersededError,
@@ -50,12 +50,11 @@ from tracker_store.connection.errors import (
     DriverLogError,
 )
 from tracker_store.receivers.leadership import read_leadership, take_leadership
-from tracker_store.receivers.processes import expire_process, register_process
+from tracker_store.receivers.processes import deregister_process, expire_process, register_process
 from tracker_store.receivers.receivers import (
     give_up_receiver,
     placements,
     release_receivers,
-    release_receivers_of_agent,
     restart_receiver,
     set_receiver_state,
 )
@@ -896,11 +895,11 @@ class MovingDriverLogMachine(DriverLogMachine):
         placed = schedule_receiver(
             self.connection, term=self.term, receiver_id=receiver_id, agent_id=self.agent_id, why="a test"
         )
-        assert (placed == "scheduled") == (receiver.state is ReceiverState.INACTIVE)
-        if placed == "scheduled":
+        assert placed == (receiver.state is ReceiverState.INACTIVE)
+        if placed:
             receiver.state = ReceiverState.SCHEDULED
 
-    @rule(pick=any_one, how=st.sampled_from(["restart", "give up", "release", "release by the agent", "expire"]))
+    @rule(pick=any_one, how=st.sampled_from(["restart", "give up", "release", "end the agent", "expire"]))
     def take_receivers_away(self, pick: int, how: str) -> None:
         """Take receivers away; the table of transitions shows whether that was legal.
 
@@ -919,10 +918,11 @@ class MovingDriverLogMachine(DriverLogMachine):
             )
         elif how == "release":
             release_receivers(self.connection, term=self.term, agent_id=self.agent_id, why=how)
-        elif how == "release by the agent":
-            release_receivers_of_agent(self.connection, agent_id=self.agent_id, why=how)
         else:
-            expire_process(self.connection, term=self.term, process_id=self.agent_id, heartbeat=0, why=how)
+            if how == "expire":
+                expire_process(self.connection, term=self.term, process_id=self.agent_id, heartbeat=0, why=how)
+            else:
+                deregister_process(self.connection, self.agent_id, how)
             self.agent_id = self.register(ProcessKind.AGENT)
         for row in self.connection.execute(sa.text("SELECT id, state FROM forebay.receivers")):
             self.receivers[row.id].state = ReceiverState(row.state)
@@ -995,7 +995,7 @@ class MovingDriverLogMachine(DriverLogMachine):
     def seal_a_segment_or_mark_those_to_delete(self, pick: int, how: str) -> None:
         process = self.processes[pick % len(self.processes)]
         if how == "seal":
-            seal_segment(self.connection, segment_id=process.segment_id, length=10)
+            seal(self.connection, process.segment_id, 10)
         else:
             segments_to_delete(
                 self.connection, receiver_id=process.claim.receiver_id, restore_window=timedelta(0), limit=10

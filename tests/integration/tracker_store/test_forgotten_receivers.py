@@ -9,13 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.attempts import claim_batch
-from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, seal
 from tests.support.postgres.counted_statements import buffers
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.blocks.blocks import AddOutcome, BlockHandle, Claim, add_blocks, open_partition
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.blocks.segments import seal_segment
 from tracker_store.blocks.source_positions import forget_partitions, source_positions
 from tracker_store.connection.errors import NotAssignedError
 from tracker_store.receivers.leadership import DeposedError
@@ -95,7 +94,7 @@ def clean_up(log: Log, receiver_id: int) -> None:
 def seal_all(log: Log) -> None:
     rows = log.connection.execute(sa.text("SELECT id FROM forebay.log_segments WHERE state = 'OPEN'"))
     for segment_id in rows.scalars().all():
-        seal_segment(log.connection, segment_id=segment_id, length=1)
+        seal(log.connection, segment_id)
 
 
 def test_a_removed_receiver_is_forgotten_when_nothing_of_it_is_left(log: Log) -> None:

@@ -29,7 +29,7 @@ def test_allocation_grows_with_the_receivers_and_no_faster(
         fill(connection, blocks=20)
         connection.execute(
             sa.text("""
-                INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence)
+                INSERT INTO forebay.cursors (consumer_id, receiver_id, next_sequence)
                 SELECT :pipeline, id, 2
                 FROM forebay.receivers
                 ON CONFLICT DO NOTHING

@@ -7,8 +7,8 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from tests.support.driver_log.filled_receivers import fill
-from tests.support.driver_log.log import NOON, make_log
-from tracker_store.blocks.segments import open_segment, seal_segment
+from tests.support.driver_log.log import NOON, make_log, seal
+from tracker_store.blocks.segments import open_segment
 from tracker_store.receivers.processes import heartbeat, register_process
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.schema.states import ProcessKind
@@ -61,7 +61,7 @@ def test_sums_of_storage_are_updated_in_place(connection: sa.Connection) -> None
             segment = open_segment(
                 connection, receiver_id=receiver, epoch=1, path=f"{receiver}/{number}", source_rule="not_sent_again"
             )
-            seal_segment(connection, segment_id=segment, length=100)
+            seal(connection, segment, 100)
     sums = connection.execute(sa.text("SELECT sealed_segments, segment_bytes FROM forebay.storage_totals")).all()
     assert {tuple(row) for row in sums} == {(ROUNDS, ROUNDS * 100)}
     assert share_of_hot_updates(connection, "storage_totals") >= 0.9

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.support.driver_log.log import add, block, claim_anew, make_log, new_segment
+from tests.support.driver_log.log import add, block, claim_anew, make_log, new_segment, seal
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.blocks.segments import open_segment, open_segments_before, seal_salvaged, seal_segment
 from tracker_store.connection.engine import connect
@@ -26,7 +26,6 @@ from tracker_store.receivers.processes import (
 )
 from tracker_store.receivers.receivers import (
     get_receiver,
-    release_receivers_of_agent,
     set_preferred_location,
     set_receiver_state,
 )
@@ -99,7 +98,7 @@ class Victim:
             "prefer": lambda c: set_preferred_location(c, receiver_id=self.receiver, host="elsewhere"),
             "pause": lambda c: set_receiver_state(c, **at, state=ReceiverState.PAUSED, process_id=self.process),
             "open": lambda c: open_segment(c, **of_epoch, path=path, source_rule="not_sent_again"),
-            "seal": lambda c: seal_segment(c, segment_id=self.segment, length=7),
+            "seal": lambda c: seal(c, self.segment, 7),
             "salvage": self._salvage,
             "fail": lambda c: set_receiver_state(c, **at, state=ReceiverState.FAILED, reason="because"),
             "end": lambda c: deregister_process(c, self.process),
@@ -124,7 +123,7 @@ def victim(engine: sa.Engine, owner: sa.Connection, logins: tuple[str, str]) -> 
     with logged_in(engine, logins[0]) as connection:
         agent = register_process(connection, kind=ProcessKind.AGENT, name="one", host="one", pid=1, slots=4)
         process = register_process(connection, kind=ProcessKind.RECEIVER, name="lines/1", host="one", pid=2)
-    assert schedule_receiver(owner, term=0, receiver_id=receiver, agent_id=agent, why="a test") == "scheduled"
+    assert schedule_receiver(owner, term=0, receiver_id=receiver, agent_id=agent, why="a test")
     assignment = get_receiver(owner, receiver).assignment
     with logged_in(engine, logins[0]) as connection:
         claimed = claim_anew(connection, receiver, assignment)
@@ -171,7 +170,7 @@ def attacks(victim: Victim) -> dict[str, Callable[[sa.Connection], Any]]:
         ),
         "take over": lambda c: take_over(c, receiver_id=victim.receiver, assignment=victim.assignment),
         "end by pid": lambda c: end_processes_of_pid(c, hosts=["one"], pid=2, why="attacked"),
-        "release": lambda c: release_receivers_of_agent(c, agent_id=victim.agent, why="attacked"),
+        "end the agent": lambda c: deregister_process(c, victim.agent, "attacked"),
         "sign off": lambda c: sign_off_receiver(
             c, receiver_id=victim.receiver, assignment=victim.assignment - 1, process_id=victim.process
         ),

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, seal
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.polling import eventually
 from tracker_store.batches import batches
 from tracker_store.blocks.blocks import OffsetLink, open_partition
-from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.blocks.segments import open_segment
 from tracker_store.connection.engine import connect
 from tracker_store.receivers import hand_overs, rates, receivers
 from tracker_store.receivers.hand_overs import finish_rebalance_requests, request_rebalance
@@ -157,9 +157,8 @@ def records_a_rate(log: Log) -> Decide:
 
 def expires_rates(log: Log) -> Decide:
     rates.record_stream_rate(log.connection, term=1, decision=a_rate(log))
-    return lambda connection, term: rates.expire_stream_rates(
-        connection, term=term, pipeline_id=log.pipeline_id, still=True
-    )
+    expired = replace(a_rate(log), expired=True)
+    return lambda connection, term: rates.record_stream_rate(connection, term=term, decision=expired)
 
 
 def sets_rates(log: Log) -> Decide:
@@ -203,7 +202,7 @@ def forgets_keys(log: Log) -> Decide:
 def marks_segments(log: Log) -> Decide:
     receiver_id = log.receiver_ids[0]
     segment_id = open_segment(log.connection, receiver_id=receiver_id, epoch=1, path="1", source_rule="offsets")
-    seal_segment(log.connection, segment_id=segment_id, length=1)
+    seal(log.connection, segment_id)
     claim_anew(log.connection, receiver_id)
     return lambda connection, term: cleanup.segments_to_delete(
         connection, receiver_id=receiver_id, restore_window=ZERO, limit=10, term=term

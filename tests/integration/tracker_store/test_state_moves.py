@@ -9,21 +9,19 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.attempts import claim_batch, fail_batch
-from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log, seal
 from tests.support.driver_log.placing import schedule_receiver
 from tests.support.driver_log.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tracker_store.batches import batches
 from tracker_store.batches.pipeline_states import advance_stops, start_pipelines, stop_pipelines
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.batches.run_queue import register_batch_driver, set_batch_driver_state
-from tracker_store.blocks.segments import seal_segment
 from tracker_store.receivers.agents import forget_host
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import deregister_process, expire_process, register_process
 from tracker_store.receivers.receivers import (
     give_up_receiver,
     release_receivers,
-    release_receivers_of_agent,
     restart_receiver,
     set_receiver_state,
 )
@@ -186,10 +184,9 @@ class Receiver:
 
     def place(self, *then: ReceiverState) -> None:
         """Place the receiver on the agent, and move it on to further states."""
-        placed = schedule_receiver(
+        assert schedule_receiver(
             self.connection, term=self.term, receiver_id=self.receiver_id, agent_id=self.agent_id, why="a test"
         )
-        assert placed == "scheduled"
         for state in then:
             self.move(state)
 
@@ -230,8 +227,9 @@ def test_receivers_move_in_every_way_of_their_table(log: Log) -> None:
         release_receivers(log.connection, term=receiver.term, agent_id=receiver.agent_id, why="a test")
         assert receiver.is_inactive()
         receiver.place(*states_before)
-        release_receivers_of_agent(log.connection, agent_id=receiver.agent_id, why="a test")
+        deregister_process(log.connection, receiver.agent_id)
         assert receiver.is_inactive()
+        receiver.agent_id = process(log, ProcessKind.AGENT)
         receiver.place(*states_before)
         receiver.move(inactive)
     for number, states_before in enumerate([*placed, (failed,)]):
@@ -262,7 +260,10 @@ def test_receivers_move_in_every_way_of_their_table(log: Log) -> None:
     # A receiver that is bound to a host, which is forgotten.
     for states_before in [*placed, (failed,)]:
         receiver.place(*states_before)
-        deregister_process(log.connection, receiver.agent_id)
+        # Not by deregister_process, which releases the receiver: it was placed on the agent while that ended.
+        log.connection.execute(
+            sa.text("UPDATE forebay.processes SET ended_at = clock_timestamp() WHERE kind = 'agent'")
+        )
         log.connection.execute(sa.text("UPDATE forebay.receivers SET host = 'h'"))
         assert forget_host(log.connection, "h") == (0, 1)
         assert receiver.is_inactive()
@@ -300,11 +301,11 @@ def test_segments_move_in_every_way_of_their_table(log: Log) -> None:
     clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=NOON + 2 * INTERVAL, max_rows=1000)
     ids = log.connection.execute(sa.text("SELECT id FROM forebay.log_segments ORDER BY id")).scalars().all()
     for _ in range(2):
-        seal_segment(log.connection, segment_id=ids[0], length=100)
+        seal(log.connection, ids[0], 100)
     for _ in range(2):
         marked = segments_to_delete(log.connection, receiver_id=receiver_id, restore_window=timedelta(0), limit=10)
         assert [segment.segment_id for segment in marked] == [ids[0]]
-    seal_segment(log.connection, segment_id=ids[0], length=200)
+    seal(log.connection, ids[0], 200)
     assert seen(log, "log_segments") == MACHINES["log_segments"]
 
 

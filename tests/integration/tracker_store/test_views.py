@@ -8,12 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.support.driver_log.attempts import claim_batch
-from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, seal
 from tracker_store.batches.batches import claim_attempt, complete_batch
 from tracker_store.batches.outputs import commit_output
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink, open_partition
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.blocks.segments import CodecSum, left_segments, open_segment, seal_segment
+from tracker_store.blocks.segments import CodecSum, left_segments, open_segment
 from tracker_store.receivers.receivers import report_event
 from tracker_store.reports.streaming_statistics import StreamCodec, stream_codecs
 from tracker_store.retention.cleanup import clean_up_receiver
@@ -245,7 +245,7 @@ def test_the_storage_of_each_receiver(connection: sa.Connection) -> None:
     claimed = log.add_at(one, NOON + SECOND, NOON + 2 * SECOND)
     [segment] = connection.execute(sa.text("SELECT id FROM forebay.log_segments")).scalars()
     log.add_at(one, NOON + 3 * SECOND)
-    seal_segment(connection, segment_id=segment, length=4321)
+    seal(connection, segment, 4321)
     parts = [StoredDeadLetter("too large", part, 50, block(claimed, 50 + part).handle) for part in range(2)]
     add_dead_letters(connection, parts, receiver_id=one, epoch=claimed.epoch)
     used, unused = rows(connection, "SELECT * FROM forebay.storage_usage ORDER BY ordinal")
@@ -266,12 +266,12 @@ def test_the_codecs_of_stored_blocks(connection: sa.Connection) -> None:
     log = make_log(connection, receivers=2)
     one, two = log.receiver_ids
 
-    def seal(receiver: int, number: int, *codecs: CodecSum) -> int:
+    def seal_another(receiver: int, number: int, *codecs: CodecSum) -> int:
         segment = open_segment(
             connection, receiver_id=receiver, epoch=1, path=f"{receiver}/{number}", source_rule="not_sent_again"
         )
         for _ in range(2):
-            seal_segment(connection, segment_id=segment, length=1000, codecs=codecs)
+            seal(connection, segment, 1000, codecs)
         return segment
 
     def uncompressed() -> list[int]:
@@ -280,11 +280,11 @@ def test_the_codecs_of_stored_blocks(connection: sa.Connection) -> None:
 
     assert rows(connection, "SELECT * FROM forebay.stream_status")[0]["uncompressed_share"] is None
     # Of one that is salvaged, it is not known.
-    seal(one, 1)
+    seal_another(one, 1)
     assert (uncompressed(), stream_codecs(connection)) == ([0, 0], [])
-    first = seal(one, 2, CodecSum("lz4", 3, 300), CodecSum("none", 4, 600))
-    seal(one, 3, CodecSum("none", 1, 100))
-    seal(two, 1, CodecSum("lz4", 10, 1000))
+    first = seal_another(one, 2, CodecSum("lz4", 3, 300), CodecSum("none", 4, 600))
+    seal_another(one, 3, CodecSum("none", 1, 100))
+    seal_another(two, 1, CodecSum("lz4", 10, 1000))
     assert uncompressed() == [700, 0]
     assert stream_codecs(connection) == [StreamCodec("lines", "lz4", 13, 1300), StreamCodec("lines", "none", 5, 700)]
     assert rows(connection, "SELECT * FROM forebay.stream_status")[0]["uncompressed_share"] == 0.35

@@ -121,7 +121,7 @@ _STATEMENTS = (
     SELECT pipeline_id, 'counts', batch_time, 1, '/attempt=1', records, batch_time FROM forebay.batches
     """,
     """
-    INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence)
+    INSERT INTO forebay.cursors (consumer_id, receiver_id, next_sequence)
     SELECT p.id, r.id, %(batches)s + 2
     FROM forebay.pipelines p JOIN forebay.receivers r ON r.stream_id = ANY (p.stream_ids)
     """,

@@ -13,7 +13,7 @@ from tracker_store.batches import batches
 from tracker_store.batches.pipelines import apply_pipeline, apply_stream
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
 from tracker_store.blocks.blocks import AddResult, BlockHandle, Claim, NewBlock, add_blocks, claim, newest_epoch
-from tracker_store.blocks.segments import open_segment
+from tracker_store.blocks.segments import CodecSum, open_segment, seal_segment
 from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import ProcessKind
@@ -69,6 +69,14 @@ def give_segments(connection: sa.Connection, *receiver_ids: int) -> None:
         """),
         {"given": GIVEN_SEGMENTS, "receivers": list(receiver_ids)},
     )
+
+
+def seal(connection: sa.Connection, segment_id: int, length: int = 1, codecs: Sequence[CodecSum] = ()) -> None:
+    """Seal a segment without blocks that the driver log could lack, as the receiver and epoch that it is of."""
+    receiver_id, epoch = connection.execute(
+        sa.text("SELECT receiver_id, epoch FROM forebay.log_segments WHERE id = :segment"), {"segment": segment_id}
+    ).one()
+    seal_segment(connection, segment_id=segment_id, length=length, owner=(receiver_id, epoch), codecs=codecs)
 
 
 def add(connection: sa.Connection, *blocks: NewBlock) -> AddResult:

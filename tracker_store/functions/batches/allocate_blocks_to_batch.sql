@@ -90,7 +90,7 @@ BEGIN
         FROM receivers r
         LEFT JOIN LATERAL (
             SELECT u.ctid AS row, u.next_sequence FROM cursors u
-            WHERE u.pipeline_id = pipeline AND u.receiver_id = r.id OFFSET 0) AS c ON true
+            WHERE u.consumer_id = pipeline AND u.receiver_id = r.id OFFSET 0) AS c ON true
         CROSS JOIN LATERAL (SELECT greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)) AS start (sequence)
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.added_at, b.records, b.bytes, b.total_records, b.total_bytes FROM blocks b
@@ -160,9 +160,9 @@ BEGIN
         -- By its row's place, as read above: no other session updates the cursors of a locked pipeline.
         UPDATE cursors c SET next_sequence = g.last_sequence + 1 FROM ranges g WHERE c.ctid = g.cursor_row
     ), begun AS (
-        INSERT INTO cursors (pipeline_id, receiver_id, next_sequence)
+        INSERT INTO cursors (consumer_id, receiver_id, next_sequence)
         SELECT pipeline, g.receiver_id, g.last_sequence + 1 FROM ranges g WHERE g.cursor_row IS NULL
-        ON CONFLICT (pipeline_id, receiver_id) DO UPDATE SET next_sequence = excluded.next_sequence
+        ON CONFLICT (consumer_id, receiver_id) DO UPDATE SET next_sequence = excluded.next_sequence
     )
     SELECT coalesce(sum(g.records), 0) AS records, coalesce(sum(g.bytes), 0) AS bytes,
            coalesce(sum(g.last_sequence - g.next_sequence + 1), 0) AS blocks

@@ -117,7 +117,7 @@ BEGIN
             SELECT greatest(first.sequence, r.low_mark + 1) AS first, after_last.sequence AS after_last) AS span
         LEFT JOIN blocks oldest ON oldest.receiver_id = c.receiver_id AND oldest.sequence = span.first
         LEFT JOIN blocks newest ON newest.receiver_id = c.receiver_id AND newest.sequence = span.after_last - 1
-        WHERE c.pipeline_id = pipeline AND span.first < span.after_last
+        WHERE c.consumer_id = pipeline AND span.first < span.after_last
         ON CONFLICT DO NOTHING;
         IF declared.declaration -> 'settings' ->> 'on_failure' = 'halt' THEN
             -- The oldest: replaying or discarding a batch lifts only its own halt.

@@ -42,7 +42,7 @@ BEGIN
         INSERT INTO readers AS d (name, stream_id) VALUES (reader_name, stream.id)
         ON CONFLICT (name) WHERE removed_at IS NULL DO NOTHING RETURNING * INTO reader;
         IF FOUND THEN
-            INSERT INTO reader_cursors (reader_id, receiver_id, next_sequence)
+            INSERT INTO cursors (consumer_id, receiver_id, next_sequence)
             SELECT reader.id, r.id,
                    coalesce((positions ->> r.id::text)::bigint,
                             CASE WHEN start = 'latest' AND positions IS NULL

@@ -79,15 +79,15 @@ BEGIN
                       WHERE t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
                       ORDER BY t.batch_time LIMIT 1) - greatest(p.retention, interval '1 us')) AS done_with
         FROM pipelines p
-        LEFT JOIN (SELECT k.pipeline_id, k.next_sequence FROM cursors k WHERE k.receiver_id = receiver) AS c
-             ON c.pipeline_id = p.id
-        WHERE p.removed_at IS NULL AND (locked.stream_id = ANY (p.stream_ids) OR c.pipeline_id IS NOT NULL)
+        LEFT JOIN (SELECT k.consumer_id, k.next_sequence FROM cursors k WHERE k.receiver_id = receiver) AS c
+             ON c.consumer_id = p.id
+        WHERE p.removed_at IS NULL AND (locked.stream_id = ANY (p.stream_ids) OR c.consumer_id IS NOT NULL)
     ), needs AS (
         -- What pipelines and readers have not taken yet …
         SELECT coalesce(p.next_sequence, 1) AS sequence FROM live p WHERE p.reads
         UNION ALL
         SELECT coalesce(c.next_sequence, 1)
-        FROM readers d LEFT JOIN reader_cursors c ON c.reader_id = d.id AND c.receiver_id = receiver
+        FROM readers d LEFT JOIN cursors c ON c.consumer_id = d.id AND c.receiver_id = receiver
         WHERE d.stream_id = locked.stream_id AND d.removed_at IS NULL
         UNION ALL
         SELECT replayed_from
@@ -192,9 +192,7 @@ BEGIN
     bytes := last_gone.total_bytes - first_left.total_bytes + first_left.bytes;
     IF unread THEN
         -- Counted as loss, except what a pipeline or a reader had read before it was removed.
-        SELECT max(c.next_sequence) - 1 INTO read_to FROM (
-            SELECT p.next_sequence FROM cursors p WHERE p.receiver_id = receiver
-            UNION ALL SELECT d.next_sequence FROM reader_cursors d WHERE d.receiver_id = receiver) AS c;
+        SELECT max(c.next_sequence) - 1 INTO read_to FROM cursors c WHERE c.receiver_id = receiver;
         unread_records := records;
         IF read_to > locked.low_mark THEN
             SELECT last_gone.total_records - b.total_records INTO unread_records
@@ -232,15 +230,15 @@ BEGIN
         FROM cursors c
         CROSS JOIN LATERAL (
             SELECT coalesce((SELECT a.batch_time FROM batch_allocations a
-                             WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = receiver
+                             WHERE a.pipeline_id = c.consumer_id AND a.receiver_id = receiver
                                AND a.batch_time < hour_ago AND upper(a.sequences) > goes_to + 1
                              ORDER BY a.batch_time LIMIT 1), hour_ago) AS batch_time) AS first_left
         CROSS JOIN LATERAL (
             SELECT a.ctid FROM batch_allocations a
-            WHERE a.pipeline_id = c.pipeline_id AND a.receiver_id = receiver
+            WHERE a.pipeline_id = c.consumer_id AND a.receiver_id = receiver
               AND a.batch_time < first_left.batch_time
               AND NOT EXISTS (SELECT FROM kept_ranges k WHERE k.receiver_id = receiver
-                              AND k.pipeline_id = c.pipeline_id AND k.sequences && a.sequences)
+                              AND k.pipeline_id = c.consumer_id AND k.sequences && a.sequences)
             ORDER BY a.batch_time LIMIT max_rows FOR UPDATE SKIP LOCKED) AS gone
         -- Of a removed receiver they stay with their batches: they say when it can be forgotten.
         WHERE c.receiver_id = receiver AND locked.removed_at IS NULL));

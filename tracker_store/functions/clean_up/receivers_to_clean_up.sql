@@ -42,21 +42,21 @@ BEGIN
                       WHERE t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
                       ORDER BY t.batch_time LIMIT 1) - greatest(p.retention, interval '1 us')) AS done_with
         FROM pipelines p WHERE p.removed_at IS NULL
+        UNION ALL
+        -- A reader needs nothing of what it has read.
+        SELECT d.id, ARRAY[d.stream_id], NULL FROM readers d WHERE d.removed_at IS NULL
     ), streams_of_page AS MATERIALIZED (
         SELECT u.stream_id,
                array_agg(u.receiver_id) FILTER (WHERE u.receiver_id IS NOT NULL) AS receiver_ids,
                array_agg(u.low_mark) FILTER (WHERE u.receiver_id IS NOT NULL) AS low_marks,
-               array_agg(u.pipeline_id) FILTER (WHERE u.pipeline_id IS NOT NULL) AS pipeline_ids,
-               array_agg(u.done_with) FILTER (WHERE u.pipeline_id IS NOT NULL) AS done_with,
-               array_agg(u.reader_id) FILTER (WHERE u.reader_id IS NOT NULL) AS reader_ids
+               array_agg(u.consumer_id) FILTER (WHERE u.consumer_id IS NOT NULL) AS consumer_ids,
+               array_agg(u.done_with) FILTER (WHERE u.consumer_id IS NOT NULL) AS done_with
         FROM (
-            SELECT g.stream_id, g.id, g.low_mark, NULL::bigint, NULL::timestamptz, NULL::bigint FROM page g
+            SELECT g.stream_id, g.id, g.low_mark, NULL::bigint, NULL::timestamptz FROM page g
             UNION ALL
-            SELECT s.id, NULL, NULL, p.id, p.done_with, NULL
-            FROM live p CROSS JOIN LATERAL unnest(p.stream_ids) AS s(id)
-            UNION ALL
-            SELECT d.stream_id, NULL, NULL, NULL, NULL, d.id FROM readers d WHERE d.removed_at IS NULL
-        ) AS u(stream_id, receiver_id, low_mark, pipeline_id, done_with, reader_id)
+            SELECT s.id, NULL, NULL, l.id, l.done_with
+            FROM live l CROSS JOIN LATERAL unnest(l.stream_ids) AS s(id)
+        ) AS u(stream_id, receiver_id, low_mark, consumer_id, done_with)
         GROUP BY u.stream_id
     ), looked AS MATERIALIZED (
         SELECT r.id,
@@ -66,27 +66,21 @@ BEGIN
                OR CASE
                    -- The newest row stays whatever its age.
                    WHEN newest.sequence IS NULL OR newest.sequence <= r.low_mark + 1 THEN false
-                   WHEN s.pipeline_ids IS NULL AND s.reader_ids IS NULL THEN EXISTS (
+                   WHEN s.consumer_ids IS NULL THEN EXISTS (
                        SELECT FROM blocks b JOIN streams t ON t.id = s.stream_id
                        WHERE b.receiver_id = r.id AND b.sequence = r.low_mark + 1
                          AND b.added_at < least(threshold, now_is - t.retention) OFFSET 0)
                    ELSE NOT EXISTS (
-                       SELECT FROM unnest(s.pipeline_ids, s.done_with) AS p(id, done_with)
+                       SELECT FROM unnest(s.consumer_ids, s.done_with) AS l(id, done_with)
                        LEFT JOIN LATERAL (
                            SELECT c.next_sequence FROM cursors c
-                           WHERE c.pipeline_id = p.id AND c.receiver_id = r.id OFFSET 0) AS c ON true
+                           WHERE c.consumer_id = l.id AND c.receiver_id = r.id OFFSET 0) AS c ON true
                        LEFT JOIN LATERAL (
                            SELECT lower(a.sequences) AS sequence FROM batch_allocations a
-                           WHERE a.pipeline_id = p.id AND a.receiver_id = r.id AND a.batch_time > p.done_with
+                           WHERE a.pipeline_id = l.id AND a.receiver_id = r.id AND a.batch_time > l.done_with
                              AND c.next_sequence > r.low_mark + 1
                            ORDER BY a.batch_time LIMIT 1) AS kept ON true
                        WHERE coalesce(c.next_sequence, 1) <= r.low_mark + 1 OR kept.sequence <= r.low_mark + 1)
-                     AND NOT EXISTS (
-                       SELECT FROM unnest(s.reader_ids) AS d(id)
-                       LEFT JOIN LATERAL (
-                           SELECT c.next_sequence FROM reader_cursors c
-                           WHERE c.reader_id = d.id AND c.receiver_id = r.id OFFSET 0) AS c ON true
-                       WHERE coalesce(c.next_sequence, 1) <= r.low_mark + 1)
                   END AS blocks,
                r.id % slices = slice
                OR EXISTS (SELECT FROM log_segments g WHERE g.receiver_id = r.id AND g.state = 'DELETING' OFFSET 0)

@@ -41,7 +41,7 @@ BEGIN
           AND NOT EXISTS (SELECT FROM readers d WHERE d.removed_at IS NULL AND d.stream_id = r.stream_id);
     END IF;
     IF is_new AND at_latest THEN
-        INSERT INTO cursors (pipeline_id, receiver_id, next_sequence)
+        INSERT INTO cursors (consumer_id, receiver_id, next_sequence)
         SELECT pipeline, r.id, coalesce(newest.sequence, 0) + 1
         FROM receivers r
         LEFT JOIN LATERAL (SELECT b.sequence FROM blocks b WHERE b.receiver_id = r.id

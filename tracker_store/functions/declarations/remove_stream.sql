@@ -34,7 +34,8 @@ BEGIN
     INTO waiting_records
     FROM receivers r
     CROSS JOIN LATERAL (
-        SELECT coalesce(max(c.next_sequence), 1) AS sequence FROM cursors c WHERE c.receiver_id = r.id) AS next
+        SELECT coalesce(max(c.next_sequence), 1) AS sequence FROM cursors c JOIN pipelines p ON p.id = c.consumer_id
+        WHERE c.receiver_id = r.id) AS next
     CROSS JOIN LATERAL (
         SELECT b.total_records, b.records FROM blocks b
         WHERE b.receiver_id = r.id AND b.sequence = greatest(next.sequence, r.low_mark + 1)) AS first_row

@@ -2,7 +2,7 @@
 --
 -- Triggers call it once per statement, so no statement of any version changes a row without its sum, and a look at the
 -- sums costs O(receivers). It decides nothing, and nothing reads the sums but people.
--- No statement updates a dead letter, so there is no trigger for that. The sums by codec are `seal_segment`'s.
+-- No statement updates a dead letter, so there is no trigger for that. The sums by codec are `seal_segments`'s.
 -- Locks: the receivers' rows of storage_totals, in the order of receivers, after the rows that the statement wrote. A
 -- receiver's process writes for itself alone; only clean-up writes for several.
 CREATE FUNCTION forebay.keep_storage_totals()

@@ -82,7 +82,6 @@ BEGIN
                            WHERE a.pipeline_id = p.id AND a.receiver_id = candidate LIMIT 1) AS named);
         DELETE FROM hand_overs h WHERE h.receiver_id = candidate;
         DELETE FROM cursors c WHERE c.receiver_id = candidate;
-        DELETE FROM reader_cursors c WHERE c.receiver_id = candidate;
         DELETE FROM receiver_events v WHERE v.receiver_id = candidate;
         DELETE FROM cleanup_events c WHERE c.receiver_id = candidate;
         DELETE FROM blocks b WHERE b.receiver_id = candidate;

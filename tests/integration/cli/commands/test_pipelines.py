@@ -266,7 +266,7 @@ def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on
     )
     # The other pipeline has read all of it.
     log.connection.execute(
-        sa.text("INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence) VALUES (:p, :r, 4)"),
+        sa.text("INSERT INTO forebay.cursors (consumer_id, receiver_id, next_sequence) VALUES (:p, :r, 4)"),
         {"p": other, "r": receiver_id},
     )
     assert clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=now(log), max_rows=1000).blocks == 0

@@ -126,5 +126,5 @@ def test_a_leader_that_still_knows_a_removed_stream_gives_it_no_receiver(log: Lo
     assert forebay("streams", "remove", "lines", "--yes").exit_code == 0
     term = take_leadership(log.connection, seen=read_leadership(log.connection), holder="t")
     assert term is not None
-    assert add_host_receiver(log.connection, term=term, stream_id=log.stream_id, host="h") == "there"
+    assert add_host_receiver(log.connection, term=term, stream_id=log.stream_id, host="h") is False
     assert placements(log.connection) == []

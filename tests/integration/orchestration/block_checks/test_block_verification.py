@@ -13,12 +13,12 @@ from forebay.cli.main import app
 from receiver_runtime.block_store.frames.frame import encode_frame
 from receiver_runtime.block_store.stores.identity import identity_of, make_identity
 from receiver_runtime.block_store.stores.local import ASIDE, LocalBlockStore
-from tests.support.driver_log.log import claim_anew, make_log, new_segment
+from tests.support.driver_log.log import claim_anew, make_log, new_segment, seal
 from tests.support.machine.mounts import Mount
 from tests.support.receivers.frame_fields import block_fields
 from tracker_store.blocks.block_stores import attach_block_store
 from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
-from tracker_store.blocks.segments import open_segment, seal_segment
+from tracker_store.blocks.segments import open_segment
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def store(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pyt
             offset += frame.length
         writer.sync()
         writer.close()
-        seal_segment(connection, segment_id=segment_id, length=offset)
+        seal(connection, segment_id, offset)
     return made
 
 
@@ -100,7 +100,7 @@ def test_a_file_without_a_row_is_moved_aside_and_kept(store: LocalBlockStore) ->
 def test_an_unneeded_segment_without_a_file_is_forgotten(store: LocalBlockStore, connection: sa.Connection) -> None:
     segment_id = open_segment(connection, receiver_id=1, epoch=1, path="gone", source_rule="not_sent_again")
     assert run("verify")[0] == 0, "an open segment's row comes before its file"
-    seal_segment(connection, segment_id=segment_id, length=9)
+    seal(connection, segment_id, 9)
     assert run("verify")[1]["missing"] == ["gone"]
     code, repaired = run("repair")
     assert (code, repaired["forgotten"]) == (0, ["gone"])

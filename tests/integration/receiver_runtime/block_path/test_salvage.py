@@ -49,7 +49,7 @@ def read_all(receiver: SalvagedReceiver) -> None:
     """Act as if the pipeline had completed every registered block: its cursor is past them, and it retains no batch."""
     receiver.execute("DELETE FROM forebay.cursors WHERE receiver_id = :r")
     receiver.execute(
-        "INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence) "
+        "INSERT INTO forebay.cursors (consumer_id, receiver_id, next_sequence) "
         "SELECT :p, :r, max(sequence) + 1 FROM forebay.blocks WHERE receiver_id = :r",
         p=receiver.pipeline_id,
     )

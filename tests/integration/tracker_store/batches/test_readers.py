@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.support.driver_log.log import NOON, Log, add, block, claim_anew, make_log, new_segment
+from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, new_segment
 from tests.support.polling import eventually
-from tracker_store.batches.pipelines import apply_stream, list_streams
+from tracker_store.batches.pipelines import apply_pipeline, apply_stream, list_streams
 from tracker_store.batches.readers import (
     attach_reader,
     blocks_between,
@@ -55,6 +55,23 @@ def test_a_reader_begins_with_the_earliest_or_after_the_latest(log: Log, receive
     assert latest.positions == {receiver_id: 7}
     # Attached again, it keeps its position, whatever start is given.
     assert attach_reader(log.connection, name="a", stream="lines", start="latest") == earliest
+
+
+def test_no_reader_has_the_id_of_a_pipeline(log: Log) -> None:
+    """Check that a cursor's consumer is one of them, whichever came first."""
+    ids = {log.pipeline_id}
+    for number in range(3):
+        ids.add(attach_reader(log.connection, name=f"r{number}", stream="lines").reader_id)
+        ids.add(
+            apply_pipeline(
+                log.connection,
+                name=f"p{number}",
+                declaration={"streams": ["lines"]},
+                stream_ids=[log.stream_id],
+                interval=INTERVAL,
+            )
+        )
+    assert len(ids) == 7
 
 
 def test_what_a_reader_has_not_read_is_not_cleaned_up_and_what_it_has_is(log: Log, receiver_id: int) -> None:
@@ -280,7 +297,7 @@ def test_a_querys_role_reads_and_moves_its_reader_and_nothing_else(log: Log, rec
         move_reader(log.connection, reader.reader_id, reached)
         assert newest_positions(log.connection, reader.reader_id) == {receiver_id: 7}
         for statement in (
-            "UPDATE forebay.reader_cursors SET next_sequence = 1",
+            "UPDATE forebay.cursors SET next_sequence = 1",
             "UPDATE forebay.readers SET removed_at = now()",
             "DELETE FROM forebay.blocks",
             "SELECT * FROM forebay.batches",

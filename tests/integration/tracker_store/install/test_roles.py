@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from tests.support.driver_log.log import (
     make_log,
     new_segment,
     oldest_unfinished_batch,
+    seal,
 )
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches.batches import (
@@ -41,7 +43,6 @@ from tracker_store.blocks.segments import (
     open_segments_before,
     salvage_blocks,
     seal_salvaged,
-    seal_segment,
 )
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.install import migrate, roles
@@ -66,14 +67,13 @@ from tracker_store.receivers.processes import (
     live_processes,
     register_process,
 )
-from tracker_store.receivers.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
+from tracker_store.receivers.rates import StreamRate, record_stream_rate, set_rate_limits
 from tracker_store.receivers.receivers import (
     add_host_receiver,
     get_receiver,
     placements,
     placements_on_agent,
     release_receivers,
-    release_receivers_of_agent,
     report_event,
     set_receiver_state,
 )
@@ -174,7 +174,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         assert [response.receiver_id for response in heartbeat(connection, process_id=process, receiver_ids=[receiver])]
         # Its successor salvages a second segment of the first process.
         left = new_segment(connection, claimed, "a/c")
-        seal_segment(connection, segment_id=segment, length=2000)
+        seal(connection, segment, 2000)
         successor = claim_anew(connection, receiver, placed.assignment)
         [found] = open_segments_before(connection, receiver_id=receiver, epoch=successor.epoch)
         assert found.segment_id == left
@@ -188,7 +188,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         seal_salvaged(connection, {left: 1000}, claimed=successor, through=successor.sequence + 1)
         attach_block_store(connection, host="here", roots={"directory-1": "/blocks"})
         deregister_process(connection, process)
-        release_receivers_of_agent(connection, agent_id=agent, why="stopped")
+        deregister_process(connection, agent)
     assert [row.state for row in placements(owner)] == [ReceiverState.INACTIVE]
     assert owner.execute(sa.text("SELECT state FROM forebay.log_segments")).scalars().all() == ["SEALED", "SEALED"]
 
@@ -236,10 +236,10 @@ def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, 
         assert attempts_of_ended_processes(connection) == []
         decision = StreamRate(log.pipeline_id, log.stream_id, NOON, NOON, 100.0, 0.0, 100.0, expired=False)
         assert record_stream_rate(connection, term=term, decision=decision) == "recorded"
-        assert expire_stream_rates(connection, term=term, pipeline_id=log.pipeline_id, still=True) == "expired"
+        assert record_stream_rate(connection, term=term, decision=replace(decision, expired=True)) == "recorded"
         assert set_rate_limits(connection, term=term, rates={receiver: 100.0}) == "set"
-        assert add_host_receiver(connection, term=term, stream_id=stream, host="there") == "added"
-        assert release_receivers(connection, term=term, agent_id=agent, why="draining") == "nothing"
+        assert add_host_receiver(connection, term=term, stream_id=stream, host="there")
+        assert release_receivers(connection, term=term, agent_id=agent, why="draining") == set()
         # `forebay agents`
         assert set_draining(connection, name="here", draining=True) == 0
         assert forget_host(connection, "there") == (0, 1)
@@ -357,7 +357,7 @@ FORBIDDEN = {
         ALLOCATE,
         COMMIT,
         CLEAN,
-        "SELECT forebay.schedule_receivers(1, '{1}', '{1}', '{x}', '{NULL}')",
+        "UPDATE forebay.receivers SET agent_id = 1, assignment = assignment + 1",
         "SELECT forebay.expire_process(1, 1, 1, '')",
         "SELECT forebay.apply_pipeline('', '{}', '{}', '1 s', '0', true)",
     ],

@@ -28,7 +28,6 @@ from tracker_store.receivers.receivers import (
     placements,
     placements_on_agent,
     release_receivers,
-    release_receivers_of_agent,
     restart_receiver,
     set_desired_state,
     set_receiver_state,
@@ -168,7 +167,7 @@ def restarts(moving: Moving) -> None:
 
 
 def releases(moving: Moving) -> None:
-    assert release_receivers(moving.connection, term=moving.term, agent_id=moving.old, why="") == "released"
+    assert release_receivers(moving.connection, term=moving.term, agent_id=moving.old, why="") == {moving.receiver_id}
 
 
 def changes_its_declaration(moving: Moving) -> None:
@@ -222,7 +221,7 @@ def test_an_agent_that_stops_gives_back_what_it_takes_over_and_the_process_befor
     moving: Moving,
 ) -> None:
     assert moving.take(moving.offered())
-    release_receivers_of_agent(moving.connection, agent_id=moving.new, why="stopped")
+    deregister_process(moving.connection, moving.new)
     row = moving.row
     assert (row.state, row.agent_id, row.handing_over) == (ReceiverState.INACTIVE, None, True)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.log import wait_until_blocked
 from tests.support.driver_log.placing import schedule_receiver
+from tracker_store.connection.engine import connect
 from tracker_store.receivers.leadership import raise_counter, read_leadership, resign, take_leadership
 from tracker_store.receivers.processes import (
     ProcessExpiredError,
@@ -18,7 +21,13 @@ from tracker_store.receivers.processes import (
     live_processes,
     register_process,
 )
-from tracker_store.receivers.receivers import placements, receiver_events, set_receiver_state
+from tracker_store.receivers.receivers import (
+    add_host_receiver,
+    placements,
+    receiver_events,
+    release_receivers,
+    set_receiver_state,
+)
 from tracker_store.schema.states import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -54,9 +63,9 @@ def test_a_deposed_leader_decides_nothing(log: Log) -> None:
     agent_id = agent(log)
     [receiver] = log.receiver_ids
     assert not raise_counter(log.connection, term=old)
-    assert schedule_receiver(log.connection, term=old, receiver_id=receiver, agent_id=agent_id, why="") == "deposed"
+    assert not schedule_receiver(log.connection, term=old, receiver_id=receiver, agent_id=agent_id, why="")
     assert expire_process(log.connection, term=old, process_id=agent_id, heartbeat=0, why="") == "deposed"
-    assert schedule_receiver(log.connection, term=new, receiver_id=receiver, agent_id=agent_id, why="") == "scheduled"
+    assert schedule_receiver(log.connection, term=new, receiver_id=receiver, agent_id=agent_id, why="")
 
 
 def test_a_leader_that_resigns_leaves_the_row_free(log: Log) -> None:
@@ -73,8 +82,7 @@ def test_every_placement_is_a_new_assignment_and_an_event(log: Log) -> None:
     assert (placement.state, placement.agent_id) == (ReceiverState.SCHEDULED, agent_id)
     # In milliseconds, as epochs are: an assignment that a failover lost is not given out again.
     assert placement.assignment > datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000
-    again = schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="")
-    assert again == "not inactive"
+    assert not schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="")
     assert receiver_events(log.connection, receiver) == [(ReceiverEventKind.SCHEDULED, "placed on h", "")]
 
 
@@ -90,6 +98,54 @@ def test_an_expired_agent_frees_its_receivers_under_a_new_assignment(log: Log) -
     with pytest.raises(ProcessExpiredError):
         heartbeat(log.connection, process_id=agent_id)
     assert live_processes(log.connection) == []
+
+
+FAR = 10**15
+
+
+@pytest.mark.parametrize("decision", ["place", "release"])
+@pytest.mark.parametrize(
+    ("change", "acts"), [(f"assignment = {FAR}", True), ("state = 'FAILED', agent_id = NULL", False)]
+)
+def test_a_leader_that_waits_for_a_receiver_decides_by_what_is_there_then(
+    engine: sa.Engine, log: Log, decision: str, change: str, *, acts: bool
+) -> None:
+    """Check statements that lock rows and write them: their snapshot is from before the wait."""
+    term, agent_id = lead(log), agent(log)
+    [receiver] = log.receiver_ids
+    if decision == "release":
+        assert schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="")
+
+    def decide(connection: sa.Connection) -> bool:
+        if decision == "release":
+            return receiver in release_receivers(connection, term=term, agent_id=agent_id, why="draining")
+        return schedule_receiver(connection, term=term, receiver_id=receiver, agent_id=agent_id, why="")
+
+    with connect(engine) as other, connect(engine) as late, ThreadPoolExecutor(1) as pool:
+        other.execute(sa.text("BEGIN"))
+        other.execute(sa.text(f"UPDATE forebay.receivers SET {change}"))
+        deciding = pool.submit(decide, late)
+        wait_until_blocked(log.connection)
+        other.execute(sa.text("COMMIT"))
+        assert deciding.result(20) is acts
+    [assignment] = log.connection.execute(sa.text("SELECT assignment FROM forebay.receivers")).scalars()
+    assert (assignment == FAR + 1) is acts
+
+
+def test_a_host_gets_no_receiver_of_a_stream_that_is_removed_while_the_leader_waits(
+    engine: sa.Engine, log: Log
+) -> None:
+    term = lead(log)
+    with connect(engine) as other, connect(engine) as late, ThreadPoolExecutor(1) as pool:
+        other.execute(sa.text("BEGIN"))
+        # As remove_stream locks it.
+        other.execute(sa.text("SELECT FROM forebay.streams FOR UPDATE"))
+        other.execute(sa.text("UPDATE forebay.streams SET removed_at = clock_timestamp()"))
+        adding = pool.submit(add_host_receiver, late, term=term, stream_id=log.stream_id, host="h")
+        wait_until_blocked(log.connection)
+        other.execute(sa.text("COMMIT"))
+        assert adding.result(20) is False
+    assert len(placements(log.connection)) == len(log.receiver_ids)
 
 
 def test_a_process_that_moved_meanwhile_is_not_expired(log: Log) -> None:

@@ -24,6 +24,7 @@ from tests.support.driver_log.log import (
     give_segments,
     make_log,
     new_segment,
+    seal,
     wait_until_blocked,
 )
 from tracker_store.batches import batches
@@ -41,7 +42,6 @@ from tracker_store.blocks.blocks import (
     open_partition,
 )
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
-from tracker_store.blocks.segments import seal_segment
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import BlocksNotRetainedError
 from tracker_store.retention.cleanup import (
@@ -280,7 +280,7 @@ def test_a_quarantined_batch_does_not_block_clean_up_and_keeps_its_blocks(log: L
     with pytest.raises(BlocksNotRetainedError, match="of its 10 records"):
         log.tracker.whole_blocks_of_batch_and_stream(T2, log.stream_id)
     # Its file is not deleted either, although every block of it has left the receiver's chain.
-    seal_segment(log.connection, segment_id=whole[0].handle.segment_id, length=1)
+    seal(log.connection, whole[0].handle.segment_id)
     next_epoch = log.add_at(receiver_id, T2 + 2 * SECOND, T3 + SECOND)
     finish(log, T3, T4)
     clean(log, receiver_id)
@@ -861,7 +861,7 @@ def segments_of(log: Log, claimed: Claim, count: int, *, sealed: bool = True) ->
         for sequence in (newest + 1 + 2 * number, newest + 2 + 2 * number):
             add(log.connection, block(claimed, sequence, segment_id=segment_id))
         if sealed:
-            seal_segment(log.connection, segment_id=segment_id, length=1)
+            seal(log.connection, segment_id)
         ids.append(segment_id)
     log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at"), {"at": NOON + SECOND})
     return ids
@@ -920,7 +920,7 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
     clean(log, receiver_id)
     # Its own first segment holds blocks that are stored and wait for registration.
     own = new_segment(log.connection, successor, "its own")
-    seal_segment(log.connection, segment_id=own, length=1)
+    seal(log.connection, own)
     assert left(log, receiver_id) == [1, 6]
     assert deletable(log, receiver_id) == [f"{claimed.epoch}-0", f"{claimed.epoch}-1"]
 
@@ -928,7 +928,7 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
 def test_kept_dead_letters_in_their_own_segment_delay_no_clean_up_of_blocks(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
     letters = new_segment(log.connection, claimed, f"receiver-{receiver_id}/{claimed.epoch}-d000001.segment")
-    seal_segment(log.connection, segment_id=letters, length=1)
+    seal(log.connection, letters)
     segments_of(log, claimed, 3)
     group = StoredDeadLetter("invalid_encoding", 0, 9, BlockHandle(letters, 0, 90, 1), letters=3, dropped=2)
     add_dead_letters(log.connection, [group], receiver_id=receiver_id, epoch=claimed.epoch)

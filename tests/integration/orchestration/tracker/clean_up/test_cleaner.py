@@ -15,10 +15,9 @@ from orchestration.tracker.clean_up.cleaner import Cleaner
 from receiver_runtime.block_store.frames.errors import StoreUnavailableError
 from receiver_runtime.block_store.stores.identity import make_identity
 from receiver_runtime.block_store.stores.local import LocalBlockStore
-from tests.support.driver_log.log import NOON, Log
+from tests.support.driver_log.log import NOON, Log, seal
 from tests.support.machine.mounts import Mount
 from tracker_store.blocks.block_stores import attach_block_store
-from tracker_store.blocks.segments import seal_segment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +58,7 @@ def receive(log: Log, store: LocalBlockStore, epochs: int) -> list[str]:
         segment_id = log.connection.execute(
             sa.text("SELECT id FROM forebay.log_segments WHERE path = :path"), {"path": path}
         ).scalar_one()
-        seal_segment(log.connection, segment_id=segment_id, length=1)
+        seal(log.connection, segment_id)
         paths.append(path)
     return paths
 
