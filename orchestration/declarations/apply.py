@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Pipeline, Stream
+    from receiver_runtime.sources.source import Source
 
 log = structlog.get_logger(__name__)
+#: The detail of a renamed stream whose name is in its senders' URLs.
+SENDERS_PATH = "path in senders' URLs"
 _REMOVAL = "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`"
 
 
@@ -78,18 +81,25 @@ def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list
     rows = {row.name: row for row in store.list_pipelines(connection)}
     applied_pipelines = {row.name: row.declaration for row in rows.values()}
     streams = declared_streams(pipelines)
+    by_name = {stream.name: stream for stream in streams}
     renames = _renames(streams, applied_streams)
     declared = [("stream", s.name, s.declaration(), applied_streams) for s in streams]
     declared += [("pipeline", p.name, p.declaration(), applied_pipelines) for p in pipelines]
     for kind, name, declaration, applied in declared:
         if kind == "stream" and name in renames:
             old = renames[name]
-            changes.append(Change(kind, name, "rename", (("name", old, name), *_details(applied[old], declaration))))
+            moved = (("name", old, name), *_moved_path(by_name[name].source, old, name))
+            changes.append(Change(kind, name, "rename", (*moved, *_details(applied[old], declaration))))
         elif name not in applied:
             changes.append(Change(kind, name, "add"))
         elif details := _details(applied[name], declaration):
             changes.append(Change(kind, name, "change", details))
     return changes + _stops(connection, pipelines, rows, {*renames.values()})
+
+
+def _moved_path(source: Source, old: str, new: str) -> list[tuple[str, Any, Any]]:
+    path = source.path_of(new)
+    return [] if path is None else [(SENDERS_PATH, source.path_of(old), path)]
 
 
 def _renames(streams: Sequence[Stream], applied: Mapping[str, object]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def _gone(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     for name in sorted(before.keys() - after.keys()):
         how = ""
         if kind == "stream":
-            how = f"; if it is renamed: Stream(…, renamed_from={name!r})"
+            how = f"; if it is renamed: Stream(…, renamed_from={name!r}), and the URL of HTTP senders changes with it"
         elif kind == "pipeline":
             how = (
                 f"; under a new name it is a new pipeline, which begins where its `start` says. To replace {name} by "

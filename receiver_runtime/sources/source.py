@@ -161,6 +161,10 @@ class Source(BaseModel):
         """Return where the records come from, for people; never a secret."""
         return self.kind
 
+    def path_of(self, stream: str) -> str | None:  # noqa: ARG002  for kinds whose address has it
+        """Return the path in senders' URLs if it has the stream's name, which is then `stream`; else None."""
+        return None
+
     @property
     def one_receiver(self) -> str | None:
         """Return why only one receiver may use this declaration, and how to fix it; None if several may."""

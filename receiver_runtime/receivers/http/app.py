@@ -125,7 +125,7 @@ class HttpApp:
         of_streams = by_path.get(STREAM_PATH, [])
         ordered = sorted(by_path, key=lambda path: "{" in path)
         # The path of nearly all requests, kept here because routing takes as long as parsing a small record.
-        self._own_path = STREAM_PATH.replace("{stream}", receiver.supervisor.stream_name)
+        self._own_path = source.path_of(receiver.supervisor.stream_name)
         self._own_routes = by_path.get(self._own_path, []) + of_streams
         #: Takes the requests of that path that need no task.
         self.direct = DirectRequests(self, source, self._own_path, self._own_routes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
@@ -123,6 +124,10 @@ class Http(Source):
     def address(self) -> str:
         """Return the URL where it listens."""
         return f"{'http' if self.tls is None else 'https'}://{self.listen}"
+
+    def path_of(self, stream: str) -> str:
+        """Return the path at which a stream of this name takes plain bodies."""
+        return STREAM_PATH.replace("{stream}", stream)
 
     @property
     def listen_address(self) -> tuple[str, int]:

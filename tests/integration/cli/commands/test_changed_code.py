@@ -116,7 +116,8 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         ([("def counts", "def numbers")], "output of words 'counts' is gone (renamed? new is numbers)"),
         (
             [('Stream("lines"', 'Stream("rows"')],
-            "stream 'lines' is gone (renamed? new is rows; if it is renamed: Stream(…, renamed_from='lines'))",
+            "stream 'lines' is gone (renamed? new is rows; if it is renamed: Stream(…, renamed_from='lines'), and the "
+            "URL of HTTP senders changes with it)",
         ),
         (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
