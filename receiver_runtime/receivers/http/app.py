@@ -33,11 +33,11 @@ from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
 from receiver_runtime.receivers.http.dead_letters import RequestDeadLetters
+from receiver_runtime.receivers.http.declaration import STREAM_PATH
 from receiver_runtime.receivers.http.direct import DirectRequests
 from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
 from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin, missing_host
-from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError, header, header_text
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A package registers its protocols of HTTP senders in this entry point group: ``NAME = "package.module:Class"``.
 HTTP_PROTOCOLS = "forebay.http_protocols"
+#: The path of a stream's plain bodies. A route may share it, if its ``matches`` knows its requests by their headers.
+STREAM_PATH = "/v1/{stream}"
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
