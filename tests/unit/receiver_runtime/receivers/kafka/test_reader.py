@@ -17,7 +17,7 @@ from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
-from receiver_runtime.receivers.kafka.reader import KafkaReader
+from receiver_runtime.receivers.kafka.reader import KafkaReader, _settings
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.receivers.kafka.records import BadRecord, Records
 from tests.unit.receiver_runtime.receivers.kafka.test_partition_rates import records
@@ -292,3 +292,8 @@ def test_an_unavailable_broker_is_reported_once_while_others_send_records(tmp_pa
         assert messages[:3] == [*2 * ["a Kafka broker is away, or answers by an error"], "Kafka can't be reached"]
         assert len(messages) == 4
         assert messages[3].startswith("connected to")
+
+
+def test_the_client_checks_the_checksums_of_what_it_fetches() -> None:
+    """Check that no block holds what the network or a disk of the broker has altered."""
+    assert _settings(Kafka(bootstrap_servers="h:1", topics="t", group="g"), "lines")["check.crcs"] is True
