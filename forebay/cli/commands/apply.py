@@ -58,8 +58,8 @@ def unclear_renames(changes: Sequence[Change], stop: Sequence[str]) -> str | Non
         return None
     return (
         f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "
-        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records (the URL of HTTP senders changes '
-        "with its name). If not, "
+        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records (the URL of HTTP senders '
+        "changes with its name). If not, "
         f"`forebay apply {' '.join(f'--stop {name}' for name in stops)}` stops the one and begins the other."
     )
 

@@ -217,6 +217,8 @@ def test_a_rename_shows_the_path_of_senders_urls_where_it_has_the_name(connectio
     apply(connection, [of_http("lines")])
     [rename, _] = difference(connection, [of_http("words_in", renamed_from="lines")])
     assert rename.details == (("name", "lines", "words_in"), (SENDERS_PATH, "/v1/lines", "/v1/words_in"))
+    [*_, stop] = difference(connection, [of_http("others")])
+    assert (stop.action, stop.details[-1]) == ("stop", ("listen", "127.0.0.1:8080", None))
 
 
 def test_a_rename_that_was_interrupted_is_applied_again(connection: sa.Connection) -> None:

@@ -10,7 +10,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.cli.commands.apply import print_changes, shown_value, unclear_renames
 from forebay.cli.terminal.console import Console
 from forebay.sources import SocketText
-from orchestration.declarations.apply import SENDERS_PATH, Change, _details
+from orchestration.declarations.apply import SENDERS_PATH, Change, changed_keys
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def declared(*, windowed: bool) -> Pipeline:
 
 
 def test_a_stream_that_becomes_a_window_is_shown_as_in_the_module_and_no_word_is_broken() -> None:
-    details = _details(declared(windowed=False).declaration(), declared(windowed=True).declaration())
+    details = changed_keys(declared(windowed=False).declaration(), declared(windowed=True).declaration())
     out = io.StringIO()
     print_changes(Console(file=out, width=80), [Change("pipeline", "words", "change", details)])
     shown = " ".join(out.getvalue().replace("\N{NO-BREAK SPACE}", " ").split())
