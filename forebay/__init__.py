@@ -22,7 +22,7 @@ from orchestration.sinks.postgres.postgres_totals import Totals  # noqa: E402
 from receiver_runtime.sources import plugins  # noqa: E402
 from receiver_runtime.sources.fields.secret import EnvVar, Secret  # noqa: E402
 
-__all__ = [
+__all__ = [  # noqa: PLE0604  names, also for `import *`
     "Batch",
     "ConsoleSink",
     "DeclarationError",
@@ -36,6 +36,7 @@ __all__ = [
     "Stream",
     "Totals",
     "Window",
+    *plugins.class_names(sink_kinds.GROUP),
 ]
 
 

@@ -9,7 +9,7 @@ from receiver_runtime.sources import source_registry
 from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.plugins import class_names
 
-__all__ = ["Tls"]
+__all__ = ["Tls", *class_names(source_registry.GROUP)]  # noqa: PLE0604  names, also for `import *`
 
 
 def __getattr__(name: str) -> object:

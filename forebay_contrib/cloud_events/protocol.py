@@ -10,7 +10,8 @@ from forebay_contrib.cloud_events.events import (
     is_cloud_event,
     parse_cloud_events,
 )
-from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH, HttpProtocol
+from receiver_runtime.receivers.http.declaration import STREAM_PATH
+from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
 from receiver_runtime.receivers.http.requests.route import BASE64_PATTERN, Described, Json, Route
 
 if TYPE_CHECKING:

@@ -58,6 +58,7 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
     for pipeline, streams in owned.items():
         checks[pipeline].append(stream_checks(pipeline, streams))
     jobs = {pipeline.name: batch_job(pipeline, *checks[pipeline]) for pipeline in pipelines}
+    replays = {pipeline.name: replay_job(pipeline, session) for pipeline in pipelines}
     scalings = {pipeline: scaling_job(pipeline) for pipeline in pipelines}
     compactions = {pipeline: compaction_job(pipeline) for pipeline in pipelines if has_compaction(pipeline)}
     connections = SensorConnections()
@@ -71,7 +72,7 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
         asset_checks=[check for of_pipeline in checks.values() for check in of_pipeline],
         jobs=[
             *jobs.values(),
-            *(replay_job(pipeline) for pipeline in pipelines),
+            *replays.values(),
             *(checks_job(pipeline, *checks[pipeline]) for pipeline in pipelines),
             *restarts.values(),
             *(job for pipeline, streams in owned.items() for job in stream_jobs(pipeline, streams)),
@@ -86,7 +87,10 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
         ],
         resources={SPARK_RESOURCE: session},
         sensors=[
-            *(batch_sensor(pipeline, jobs[pipeline.name], connections) for pipeline in pipelines),
+            *(
+                batch_sensor(pipeline, jobs[pipeline.name], replays[pipeline.name], connections)
+                for pipeline in pipelines
+            ),
             *(observation_sensor(pipeline, owned.get(pipeline, []), connections) for pipeline in pipelines),
             *(
                 receiver_sensor(pipeline, streams, restarts[pipeline], connections)

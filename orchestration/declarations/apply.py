@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Pipeline, Stream
+    from receiver_runtime.sources.source import Source
 
 log = structlog.get_logger(__name__)
+#: The detail of a renamed stream whose name is in its senders' URLs.
+SENDERS_PATH = "path in senders' URLs"
 _REMOVAL = "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`"
 
 
@@ -53,7 +56,8 @@ def _flatten(declaration: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _details(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+    """Return what differs between two declarations, as (key, old, new)."""
     before, after = _flatten(old), _flatten(new)
     return tuple(
         (key, before.get(key), after.get(key))
@@ -78,18 +82,26 @@ def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list
     rows = {row.name: row for row in store.list_pipelines(connection)}
     applied_pipelines = {row.name: row.declaration for row in rows.values()}
     streams = declared_streams(pipelines)
+    by_name = {stream.name: stream for stream in streams}
     renames = _renames(streams, applied_streams)
     declared = [("stream", s.name, s.declaration(), applied_streams) for s in streams]
     declared += [("pipeline", p.name, p.declaration(), applied_pipelines) for p in pipelines]
     for kind, name, declaration, applied in declared:
         if kind == "stream" and name in renames:
             old = renames[name]
-            changes.append(Change(kind, name, "rename", (("name", old, name), *_details(applied[old], declaration))))
+            moved = (("name", old, name), *_moved_path(by_name[name].source, old, name))
+            changes.append(Change(kind, name, "rename", (*moved, *changed_keys(applied[old], declaration))))
         elif name not in applied:
             changes.append(Change(kind, name, "add"))
-        elif details := _details(applied[name], declaration):
+        elif details := changed_keys(applied[name], declaration):
             changes.append(Change(kind, name, "change", details))
-    return changes + _stops(connection, pipelines, rows, {*renames.values()})
+    lost = _lost(pipelines, rows) - {*renames.values()}
+    return changes + _stops(connection, {name: applied_streams[name] for name in lost & applied_streams.keys()})
+
+
+def _moved_path(source: Source, old: str, new: str) -> list[tuple[str, Any, Any]]:
+    path = source.path_of(new)
+    return [] if path is None else [(SENDERS_PATH, source.path_of(old), path)]
 
 
 def _renames(streams: Sequence[Stream], applied: Mapping[str, object]) -> dict[str, str]:
@@ -98,20 +110,32 @@ def _renames(streams: Sequence[Stream], applied: Mapping[str, object]) -> dict[s
     return {name: old for name, old in named.items() if old is not None and old in applied}
 
 
-def _stops(
-    connection: sa.Connection, pipelines: Sequence[Pipeline], rows: Mapping[str, store.PipelineRow], renamed: set[str]
-) -> list[Change]:
-    """Return a change for each stream of these pipelines that nothing would read any more."""
+def _lost(pipelines: Sequence[Pipeline], rows: Mapping[str, store.PipelineRow]) -> set[str]:
+    """Return the streams of these pipelines that no pipeline would read any more."""
     own = {pipeline.name for pipeline in pipelines}
     before = {name: _streams_of(row) for name, row in rows.items()}
     after = {stream.name for stream in declared_streams(pipelines)}.union(
         *(names for pipeline, names in before.items() if pipeline not in own)
     )
-    lost = set().union(*(names for pipeline, names in before.items() if pipeline in own)) - after - renamed
+    return set().union(*(names for pipeline, names in before.items() if pipeline in own)) - after
+
+
+def _stops(connection: sa.Connection, lost: Mapping[str, dict[str, Any]]) -> list[Change]:
+    """Return a change for each of these applied streams that nothing else reads, with what stops."""
     if not lost:
         return []
+    listens = {name: declaration["source"].get("listen") for name, declaration in lost.items()}
     return [
-        Change("stream", row.stream, "stop", (("receivers", row.receivers, 0), ("records", row.stored_records, None)))
+        Change(
+            "stream",
+            row.stream,
+            "stop",
+            (
+                ("receivers", row.receivers, 0),
+                ("records", row.stored_records, None),
+                *([("listen", listens[row.stream], None)] if listens[row.stream] else []),
+            ),
+        )
         for row in stream_overview(connection)
         if row.stream in lost and not row.readers
     ]

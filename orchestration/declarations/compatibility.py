@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.apply import declared_streams
+from orchestration.declarations.apply import changed_keys, declared_streams
 from orchestration.declarations.sink_kinds import place_of
+from receiver_runtime.sources.fields.units import duration_text
 from receiver_runtime.sources.plugins import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from orchestration.declarations.pipeline import Pipeline
+
+_SHORT = 40  # characters of two values that a line of `forebay up` shows
 
 
 def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
@@ -45,12 +48,37 @@ def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     return found
 
 
+def declared_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return what is declared in another way than before, in a few words each, as `words: interval 10s → 5s`."""
+    found: dict[str, None] = {}
+    for kind in ("streams", "pipelines"):
+        for name, now in after[kind].items():
+            if name not in before[kind]:
+                found[f"{name} is new"] = None
+                continue
+            was = before[kind][name]
+            for key, old, new in changed_keys(was, now):
+                first, _, rest = key.partition(".")
+                output = rest.partition(".")[0]
+                is_new = first == "outputs" and output not in was["outputs"]
+                said = f"output {output} is new" if is_new else _said(key, old, new)
+                found[f"{name}: {said}"] = None
+    return list(found)
+
+
+def _said(key: str, old: object, new: object) -> str:
+    if key.endswith("_ms") and isinstance(old, int) and isinstance(new, int):
+        return f"{key.removesuffix('_ms')} {duration_text(old / 1000)} → {duration_text(new / 1000)}"
+    # A long value, or a list, is in the table of `forebay apply`.
+    return f"{key} {old} → {new}" if len(f"{old}{new}") <= _SHORT and not isinstance(new, list) else key
+
+
 def _gone(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     new = ", ".join(sorted(after.keys() - before.keys()))
     for name in sorted(before.keys() - after.keys()):
         how = ""
         if kind == "stream":
-            how = f"; if it is renamed: Stream(…, renamed_from={name!r})"
+            how = f"; if it is renamed: Stream(…, renamed_from={name!r}), and the URL of HTTP senders changes with it"
         elif kind == "pipeline":
             how = (
                 f"; under a new name it is a new pipeline, which begins where its `start` says. To replace {name} by "

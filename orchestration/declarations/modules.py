@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import linecache
 import re
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -21,12 +22,18 @@ from tracker_store.host.code_in_force import load_code_in_force
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_DECLARATIONS = Path(__file__).parent
 #: What an error says before the cause, where the module's own code raised it.
 IMPORT_FAILS = "fails when it is imported: "
 # What Python says of ParquetSink(fromat=…): the class or function, and the argument.
 _UNKNOWN_ARGUMENT = re.compile(
     r"(?P<name>\w+)(\.__(init|new)__)?\(\) got an unexpected keyword argument '(?P<given>\w+)'"
 )
+# What Python says of Pipeline("words", "10s"), and of Kafka("host:9092"), where it names pydantic's class.
+_POSITIONAL = re.compile(
+    r"(?P<name>\w+)(\.__(init|new)__)?\(\) takes .*positional arguments? but \d+ .*(was|were) given"
+)
+_CALL = re.compile(r"(\w+\.)*(?P<name>\w+)\(")
 
 
 class PipelineModuleError(Exception):
@@ -84,8 +91,10 @@ def _imported(module_name: str, search: str) -> ModuleType:
 
 def said_in_a_line(error: BaseException) -> str:
     """Return what a user's code raised in one line, with the last line of a file that it passed."""
-    said = f"{type(error).__name__}: {error}".strip().splitlines()[0] + _meant_argument(error)
+    said = f"{type(error).__name__}: {error}".strip().splitlines()[0] + _meant_argument(error) + _named_argument(error)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    while len(frames) > 1 and Path(frames[-1].filename).is_relative_to(_DECLARATIONS):
+        frames.pop()
     if isinstance(error, SyntaxError) or not frames or type(error).__module__.startswith("orchestration"):
         return said
     return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
@@ -101,25 +110,48 @@ def _meant_argument(error: BaseException) -> str:
     if found is None or "Did you mean" in str(error):
         return ""
     called = _called(error, found["name"])
-    close = difflib.get_close_matches(found["given"], _arguments(called), n=1) if called else []
+    names = [one.name for one in _parameters(called)] if called else []
+    close = difflib.get_close_matches(found["given"], names, n=1)
     return f": did you mean {close[0]}?" if close else ""
+
+
+def _named_argument(error: BaseException) -> str:
+    """Return how to give an argument for which a call has no place; "" if its function takes none by name alone."""
+    found = _POSITIONAL.search(str(error)) if isinstance(error, TypeError) else None
+    trace = _innermost(error)
+    if found is None or trace is None:
+        return ""
+    frame = traceback.extract_tb(trace)[-1]
+    line = linecache.getline(frame.filename, frame.lineno or 0, trace.tb_frame.f_globals)
+    call = _CALL.match(line.encode()[frame.colno or 0 :].decode(errors="replace"))
+    called = _called(error, call["name"] if call and found["name"] == "BaseModel" else found["name"])
+    if called is None:
+        return ""
+    by_name = [one for one in _parameters(called) if one.kind is one.KEYWORD_ONLY and one.name != "kind"]
+    by_name.sort(key=lambda one: one.default is not one.empty)
+    return f": {called.__name__} takes the others by name, as {by_name[0].name}=…" if by_name else ""
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
 
 
 def _called(error: BaseException, name: str) -> Callable[..., object] | None:
     """Return the class or function of this name that the innermost frame of the error could call."""
-    if (trace := error.__traceback__) is None:
+    if (trace := _innermost(error)) is None:
         return None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
     here = {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}.values()
-    modules = [vars(one).get(name) for one in here if isinstance(one, ModuleType)]
+    modules = [getattr(one, name, None) for one in here if isinstance(one, ModuleType)]
     known = [one for one in (*here, *modules) if callable(one) and getattr(one, "__name__", "") == name]
     return known[0] if known else None
 
 
-def _arguments(called: Callable[..., object]) -> list[str]:
+def _parameters(called: Callable[..., object]) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(called).parameters)
+        return list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):  # a builtin may have none
         return []
 

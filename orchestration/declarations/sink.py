@@ -29,7 +29,10 @@ class SinkError(Exception):
 
 
 class TargetUnavailableError(SinkError):
-    """This sink's target can't be reached from here now, or needs a secret or a package first: the batch is BLOCKED."""
+    """This sink's target takes no result now: it is away, needs a secret or a package first, or is another output's.
+
+    The batch is BLOCKED until it does.
+    """
 
 
 class AttemptOutdatedError(SinkError):
@@ -203,8 +206,9 @@ class Sink(ABC):
     def check_writer(self, pipeline: str, output: str) -> TargetCheck | None:  # noqa: ARG002  subclasses need it
         """Return a failure if the target records another output as its writer, which `write` refuses.
 
-        An output that was renamed is another one. None: it may write; a warning: the target can't be asked, which keeps
-        nothing from being applied. Changes nothing.
+        An output that was renamed is another one. `write` raises TargetUnavailableError then, so that batches wait.
+        None: it may write; a warning: the target can't be asked, which keeps nothing from being applied. Changes
+        nothing.
         """
         return None
 

@@ -28,6 +28,8 @@ RESTART_SECONDS = 5.0
 REPLAY_TAG = "forebay/replay"
 # The tag of one request alone, by which its run is found if Dagster's answer is lost: its own id, or its sender's key.
 REQUEST_TAG = "forebay/replay_request"
+# The tag of a run that is launched again once if its process is lost: nothing but the batch sensor follows it.
+AGAIN_TAG = "forebay/replay_again"
 
 
 @dataclass(frozen=True, slots=True)

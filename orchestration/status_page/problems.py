@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from orchestration.status_page.reasons import causes
+from orchestration.status_page.reasons import causes, one_line
 from receiver_runtime.sources.fields.units import duration_text
 from tracker_store.receivers.receivers import DEGRADED, is_degraded, is_not_storing, refused_in
 from tracker_store.schema.states import DesiredState, ReceiverState
@@ -32,6 +32,8 @@ BEHIND_FOR = timedelta(seconds=10)
 SOURCE_AHEAD_FOR = timedelta(minutes=1)
 # A driver takes a run within milliseconds; one that ends with changed code, or by a kill, has a successor within 4 s.
 DRIVER_WITHIN = timedelta(seconds=5)
+# Characters of a batch's reason: the command that shows all of it must have room in the same line.
+_REASON = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,23 @@ class Problem:
     """Say what is wrong, and name the command that shows more of it or fixes it; empty if there is none.
 
     `about`: equal for two of them that are the same trouble in other words; empty: the words themselves say it.
+    `why`: its cause, which may differ while the problem lasts; empty: it is in the words, or not known.
     """
 
     what: str
     command: str = ""
     about: str = ""
+    why: str = ""
+
+    @property
+    def whole(self) -> str:
+        """Return what is wrong, with its cause."""
+        return f"{self.what} ({self.why})" if self.why else self.what
 
     @property
     def line(self) -> str:
         """Return it as one line."""
-        return f"{self.what}: {self.command}" if self.command else self.what
+        return f"{self.whole}: {self.command}" if self.command else self.whole
 
 
 def problems(found: SystemStatus) -> list[Problem]:
@@ -121,6 +130,7 @@ def _halted(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f'{row.pipeline} is halted (on_failure="halt"): batch {time} is quarantined',
             f"forebay batches show {row.pipeline} {time}",
+            why=_why_quarantined(row) if row.halted_by == row.newest_quarantined else "",
         )
 
 
@@ -133,13 +143,19 @@ def _quarantined(row: PipelineStatus) -> Iterator[Problem]:
             f"{row.pipeline} has {row.quarantined_batches:,} quarantined batches, the newest at {time}",
             f"forebay batches list --pipeline {row.pipeline} --state QUARANTINED",
             f"quarantined {row.pipeline}",
+            _why_quarantined(row),
         )
     elif row.newest_quarantined != row.halted_by:
         yield Problem(
             f"{row.pipeline} has a quarantined batch at {time}",
             f"forebay batches show {row.pipeline} {time}",
             f"quarantined {row.pipeline}",
+            _why_quarantined(row),
         )
+
+
+def _why_quarantined(row: PipelineStatus) -> str:
+    return one_line(row.quarantine_reason, longest=_REASON)
 
 
 def _blocked(row: PipelineStatus) -> Iterator[Problem]:

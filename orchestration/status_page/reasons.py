@@ -62,10 +62,10 @@ def is_cut(reason: str) -> bool:
     return one_line(reason) != reason.strip()
 
 
-def one_line(reason: str) -> str:
+def one_line(reason: str, *, longest: int = _LONGEST) -> str:
     """Return a reason's first line; of a long one its beginning and its end, which names the root cause."""
     line = reason.partition("\n")[0].strip()
-    if len(line) <= _LONGEST:
+    if len(line) <= longest:
         return line
-    begin, end = line[: _LONGEST // 2], line[-_LONGEST // 2 :]
+    begin, end = line[: longest // 2], line[-longest // 2 :]
     return begin.rpartition(" ")[0] + _SHORTENED + end.partition(" ")[2]

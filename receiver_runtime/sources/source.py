@@ -63,6 +63,17 @@ class SourceError(ValueError):
 UNKNOWN_FIELD = "unknown_field"
 
 
+# What people call the address at which a source listens.
+_LISTENS = frozenset({"address", "bind", "host", "port", "url"})
+
+
+def _hint(name: str, fields: Sequence[str]) -> str:
+    close = get_close_matches(name, fields, n=1)
+    if not close and name in _LISTENS and "listen" in fields:
+        close = ["listen"]
+    return f"did you mean {close[0]}?" if close else f"use {', '.join(fields)}"
+
+
 def _holds_nul(value: object) -> bool:
     if isinstance(value, Mapping):
         return any(map(_holds_nul, (*value, *value.values())))
@@ -109,11 +120,11 @@ class Source(BaseModel):
     def _name_close_fields(cls, given: Any) -> Any:  # noqa: ANN401  whatever was given
         """Name the field that was meant by one that does not exist. The value is not shown: it may be a secret."""
         for name in () if not isinstance(given, Mapping) else map(str, given):
-            if name not in cls.model_fields and (close := get_close_matches(name, cls.model_fields, n=1)):
+            if name not in cls.model_fields:
                 raise PydanticCustomError(
                     UNKNOWN_FIELD,
-                    "there is no field '{name}': did you mean {close}?",
-                    {"name": name, "close": close[0]},
+                    "there is no field '{name}': {hint}",
+                    {"name": name, "hint": _hint(name, [field for field in cls.model_fields if field != "kind"])},
                 )
         return given
 
@@ -160,6 +171,10 @@ class Source(BaseModel):
     def address(self) -> str:
         """Return where the records come from, for people; never a secret."""
         return self.kind
+
+    def path_of(self, stream: str) -> str | None:  # noqa: ARG002  for kinds whose address has it
+        """Return the path in senders' URLs if it has the stream's name, which is then `stream`; else None."""
+        return None
 
     @property
     def one_receiver(self) -> str | None:

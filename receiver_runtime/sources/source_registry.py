@@ -57,7 +57,7 @@ def _sentence(source: type[Source], detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == UNKNOWN_FIELD:
         meant = detail["ctx"]
-        return f"{meant['name']}: {kind} has no such field: did you mean {meant['close']}?"
+        return f"{meant['name']}: {kind} has no such field: {meant['hint']}"
     match detail["type"]:
         case "extra_forbidden":
             fields = ", ".join(source.model_fields)

@@ -434,6 +434,32 @@ def attempt_is_over(
     return f"its process is gone, and {how}"
 
 
+def end_of_run(
+    connection: sa.Connection, *, pipeline_id: int, run_id: str, first: datetime, last: datetime, since: timedelta
+) -> tuple[AttemptState, str] | None:
+    """Return how a run's newest attempt at a batch from `first` to `last` ended, and its error.
+
+    None: it has none there, or the attempt, or its process, has not ended at least `since` ago. No locks; reads the
+    attempts at these batches.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT a.state, coalesce(a.error, '') AS error,
+                    a.ended_at < clock_timestamp() - CAST(:since AS interval)
+                    AND (p.id IS NULL OR p.ended_at < clock_timestamp() - CAST(:since AS interval)) AS is_over
+                FROM forebay.batch_attempts a
+                LEFT JOIN forebay.processes p ON p.id = a.process_id
+                WHERE a.pipeline_id = :pipeline
+                  AND a.batch_time BETWEEN :first AND :last
+                  AND a.run_id = :run
+                ORDER BY a.started_at DESC LIMIT 1
+            """),
+            {"pipeline": pipeline_id, "first": first, "last": last, "run": run_id, "since": since},
+        ).one_or_none()
+    return (AttemptState(row.state), row.error) if row is not None and row.is_over else None
+
+
 def runs_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> dict[int, str]:
     """Return the run of each attempt at a batch, by the attempt's number. No locks."""
     with named_failures():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -178,7 +179,10 @@ def unknown_stream(connection: sa.Connection, name: str) -> NotAppliedError:
 def _unknown(connection: sa.Connection, kind: str, name: str, some: sa.TextClause) -> NotAppliedError:
     with named_failures():
         there = connection.execute(some).scalars().all()
-    return NotAppliedError(f"{kind} {name!r} is not in the driver log, which has {', '.join(there) or f'no {kind}'}")
+    detail = f"{kind} {name!r} is not in the driver log, which has {', '.join(there) or f'no {kind}'}"
+    close = get_close_matches(name, there, n=1)
+    other = "Name one of them, or run `forebay apply` if it is new." if there else None
+    return NotAppliedError(detail, f"Did you mean {close[0]}?" if close else other)
 
 
 def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:

@@ -269,7 +269,7 @@ def remove_reader(connection: sa.Connection, name: str) -> None:
             {"name": name},
         ).rowcount
     if not removed:
-        raise DriverLogError(f"there is no reader {name!r}", _REMOVED)
+        raise DriverLogError(f"there is no reader {name!r}", "`forebay readers` lists those that there are.")
 
 
 def _plain(positions: Mapping[int, int]) -> str:

@@ -59,7 +59,7 @@ class PipelineStatus:
 
     `holds_back_for` is the time for which it has completed nothing while blocks wait. `halted_by` is the quarantined
     batch that has halted it. `due_for` is the age of the oldest batch time that is neither complete nor given up, and
-    `due_batches` counts those that are not decided.
+    `due_batches` counts those that are not decided. `quarantine_reason` is that of `newest_quarantined`.
     """
 
     pipeline: str
@@ -84,6 +84,7 @@ class PipelineStatus:
     due_for: timedelta | None = None
     pipeline_id: int = 0
     due_batches: int = 0
+    quarantine_reason: str = ""
 
     @property
     def intervals_behind(self) -> int:
@@ -170,6 +171,7 @@ class _Progress:
     since_oldest: timedelta | None
     pipeline_id: int
     due_batches: int
+    quarantine_reason: str
 
 
 def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
@@ -189,8 +191,15 @@ def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -
         SELECT pipeline, state, state_since, batch_interval, last_batch_time, unfinished_batches, running_batches,
             last_completed_time, last_completed_at, halted_by, failed_batches, blocked_batches, quarantined_batches,
             newest_quarantined, clock_timestamp() - oldest_due, clock_timestamp() - progress_since,
-            clock_timestamp() - oldest_unfinished_at, pipeline_id, due_batches
-        FROM forebay.pipeline_status
+            clock_timestamp() - oldest_unfinished_at, pipeline_id, due_batches,
+            -- One probe of the primary key, where there is a quarantined batch.
+            coalesce(
+                (
+                    SELECT b.reason
+                    FROM forebay.batches b
+                    WHERE b.pipeline_id = s.pipeline_id AND b.batch_time = s.newest_quarantined
+                ), '')
+        FROM forebay.pipeline_status s
         ORDER BY pipeline
         """,
     )
@@ -223,6 +232,7 @@ def _status(progress: _Progress, lags: Sequence[StreamLag]) -> PipelineStatus:
         progress.due_for,
         progress.pipeline_id,
         progress.due_batches,
+        progress.quarantine_reason,
     )
 
 

@@ -67,7 +67,7 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
 def check_source(stream: Stream, *, running: Collection[str]) -> Iterator[Finding]:
     """Check addresses, paths and secrets as a receiver on this host would find them.
 
-    `running`: the streams that have receivers which run now, and so hold the addresses at which they listen.
+    `running`: the streams whose address receivers of ours hold, because they run now.
     """
     name, source = f"stream {stream.name}", stream.source
     yield from _secrets(name, source)
@@ -157,7 +157,7 @@ def _can_listen(name: str, place: _SourcePlace, *, is_running: bool) -> Finding:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and is_running:
-            return Finding(name, Health.OK, f"{place} is in use, and the stream's receivers run")
+            return Finding(name, Health.OK, f"{place} is in use by this stream's receivers, or those that end for it")
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             way_out = "If it is the address of the host where the receiver runs, all is well: check it there."
             return Finding(name, Health.WARNING, f"{place} is no address of this host: {error.strerror}", way_out)

@@ -13,7 +13,7 @@ from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import Change, difference, target_steps
+from orchestration.declarations.apply import SENDERS_PATH, Change, difference, target_steps
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import load_pipelines
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def print_changes(console: Console, changes: Sequence[Change]) -> None:
-    """Print the difference, with one line per changed key, and a sentence for each stream that nothing reads now."""
+    """Print the difference, with one line per changed key, and sentences on senders who are refused from then on."""
     rows = [[f"+ {change.kind}", change.name, "", "", "new"] for change in changes if change.action == "add"]
     signs = {"stop": "-"}
     rows += [
@@ -35,6 +35,12 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
     ]
     print_table(console, ["", "name", "key", "driver log", "code"], rows, title="Declarations")
     for change in changes:
+        for path, old, new in change.details:
+            if path == SENDERS_PATH:
+                console.print(
+                    f"{change.name}: its senders must use {new}. {old} gets 404 as soon as its receivers start again.",
+                    markup=False,
+                )
         if change.action == "stop":
             console.print(
                 f"{change.name}: nothing reads it any more. Its receivers stop, so that senders are refused; what it "
@@ -52,7 +58,8 @@ def unclear_renames(changes: Sequence[Change], stop: Sequence[str]) -> str | Non
         return None
     return (
         f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "
-        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records. If not, '
+        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records (the URL of HTTP senders '
+        "changes with its name). If not, "
         f"`forebay apply {' '.join(f'--stop {name}' for name in stops)}` stops the one and begins the other."
     )
 

@@ -331,9 +331,10 @@ class Services:
             targets = ask_targets(connection, pipelines)
             for line in targets.unasked:
                 self._tell(line)
-            if targets.refused:
-                message = f"{' '.join(targets.refused)} Nothing was written: start again when that is done."
-                raise CommandError(message)
+            # A person applies nothing that is refused; a start, maybe with no person there, must not keep all from
+            # running.
+            for line in targets.refused:
+                self._tell(f"{line} Until then its batches wait (BLOCKED), and all else runs.")
             self.changes = apply(connection, pipelines)
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.

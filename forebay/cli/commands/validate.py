@@ -17,6 +17,7 @@ from forebay.cli.checks.findings import Finding, Health, all_well, findings_tabl
 from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
 from forebay.cli.checks.source_checks import check_declaration, check_source
+from forebay.cli.commands.apply import unclear_renames
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
 from forebay.cli.terminal.console import Console
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from orchestration.declarations.apply import Change
     from orchestration.declarations.pipeline import Output, Pipeline, Stream
 
 _APPLICATION = "forebay validate"
@@ -122,9 +124,10 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _DriverLog:
-    """Hold what the driver log says: findings, the streams of running receivers, and registered columns of streams.
+    """Hold what the driver log says: findings, which streams' addresses ours hold, and registered columns of streams.
 
-    `is_asked`: there is one, whether it answered or not.
+    `is_asked`: there is one, whether it answered or not. `running`: the streams whose receivers, by this name or by
+    the one before, run.
     """
 
     findings: list[Finding]
@@ -149,8 +152,9 @@ def _ask_driver_log(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) ->
     log = _DriverLog([], is_asked=True)
     try:
         with naming_the_log(url), connect_once(url, application_name=_APPLICATION) as connection:
-            log.running.update(row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE)
-            log.findings.extend(_compare(connection, pipelines, streams))
+            changes = difference(connection, pipelines)
+            log.running.update(_running(connection, streams, changes))
+            log.findings.extend(_compare(connection, pipelines, streams, changes))
             declared = {stream.name for stream in streams}
             for row in list_streams(connection):
                 if row.name in declared and (registered := schemas_of_stream(connection, row.stream_id)):
@@ -159,6 +163,17 @@ def _ask_driver_log(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) ->
         found = f"not compared: {error}"
         log.findings.append(Finding("driver log", Health.FAILED, found, "`forebay doctor` looks at it."))
     return log
+
+
+def _running(connection: sa.Connection, streams: Sequence[Stream], changes: Sequence[Change]) -> Iterator[str]:
+    """Yield the streams whose address receivers of ours hold: their own, or those of a stream that ends for them."""
+    active = {row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE}
+    yield from active
+    ends = active & {change.name for change in changes if change.action == "stop"}
+    held = {row.declaration["source"].get("listen") for row in list_streams(connection) if row.name in ends}
+    for stream in streams:
+        if stream.renamed_from in active or getattr(stream.source, "listen", None) in held - {None}:
+            yield stream.name
 
 
 def _known_columns(streams: Sequence[Stream], registered: Mapping[str, list[Columns]]) -> dict[str, Columns]:
@@ -209,23 +224,35 @@ def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iter
         yield Finding("outputs", Health.FAILED, str(error), "Give each output a place of its own.")
 
 
-def _compare(connection: sa.Connection, pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iterator[Finding]:
+def _compare(
+    connection: sa.Connection, pipelines: Sequence[Pipeline], streams: Sequence[Stream], changes: Sequence[Change]
+) -> Iterator[Finding]:
     """Yield what `forebay apply` would change or refuse, what it asks for, and what older blocks have otherwise."""
     try:
         refuse(connection, pipelines)
     except DriverLogError as error:
         yield Finding("driver log", Health.FAILED, str(error), "`forebay apply` refuses it: see the message.")
-    changes = difference(connection, pipelines)
+    unclear = unclear_renames(changes, ())
+    if unclear is not None:
+        yield Finding("driver log", Health.FAILED, "`forebay apply` asks first, and writes nothing", unclear)
     for change in changes:
-        keys = ", ".join(key for key, _, _ in change.details)
-        found = "is new" if change.action == "add" else f"differs from what is applied: {keys}"
-        yield Finding(f"{change.kind} {change.name}", Health.OK, f"{found}; `forebay apply` writes it")
+        yield Finding(f"{change.kind} {change.name}", Health.OK, _shown(change))
     if not changes:
         yield Finding("driver log", Health.OK, "code and driver log agree")
     for step in target_steps(connection, pipelines):
         found = f"a sink differs from what is applied: {step}"
         yield Finding("driver log", Health.WARNING, found, "Do it before `forebay apply`.")
     yield from _changed_types(connection, streams)
+
+
+def _shown(change: Change) -> str:
+    match change.action:
+        case "add":
+            return "is new, and not applied yet"
+        case "stop":
+            return "nothing would read it any more, and its receivers would stop"
+        case _:
+            return f"differs from what is applied: {', '.join(key for key, _, _ in change.details)}"
 
 
 def _changed_types(connection: sa.Connection, streams: Sequence[Stream]) -> Iterator[Finding]:

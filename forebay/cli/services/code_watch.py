@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from forebay.cli.services.code_change import CodeAnswer, Outcome, Request
+from orchestration.declarations.compatibility import declared_changes
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from receiver_runtime.agent.child_environment import environment_without
 from tracker_store.host.code_in_force import CODE_VARIABLE
@@ -31,6 +32,8 @@ CHECK_SECONDS = 120.0
 # How long a change waits at most for a driver with the one before: a driver takes seconds to start, and with a change
 # every few seconds none would ever run a batch.
 HELD_SECONDS = 60.0
+# How many changed declarations a line of the terminal names.
+MOST_CHANGES = 5
 OTHER = (
     "Somebody has applied other declarations than those of code {}, whose pipelines therefore make no "
     "batches. `forebay apply` here writes them again."
@@ -136,6 +139,8 @@ class CodeWatch:
                 self._is_other = not agrees(self._declared)
             self._rung = False
             self._checked = code.version
+            if self._said and not self._is_other:
+                self._tell(f"That is over: code {code.version} runs, as the files have it.")
             self._say(OTHER.format(code.version) if self._is_other else "")
         elif not (self._watches or self._rung):
             if code.version != self._checked:
@@ -217,10 +222,16 @@ class CodeWatch:
             case Outcome.IN_FORCE:
                 self._in_force = code
                 self._changed_at = time.monotonic()
+                changes = declared_changes(self._declared, result.declared)
+                more = [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
+                otherwise = "; ".join([*changes[:MOST_CHANGES], *more])
                 self._declared = result.declared
                 self.copies.note("")
                 self._said, self._is_other = "", False
-                self._tell(f"{changed} changed: from the next batch on, code {code.version} runs.")
+                self._tell(
+                    f"{changed} changed: from the next batch on, code {code.version} runs"
+                    f"{f' ({otherwise})' if otherwise else ''}."
+                )
                 return result
             case Outcome.WAITS:
                 self._say(f"{changed} changed and waits for `forebay apply`: {result.why}. Until then, {runs_on}")

@@ -14,7 +14,7 @@ from pydantic import Field
 from orchestration.batches.batch_schedule import PIPELINE_TAG
 from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.shared.run_errors import tag_cause
-from orchestration.dagster_defs.shared.spark_resource import SparkResource, batch_session
+from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, SparkResource, batch_session
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from orchestration.replays.replay import ReplayedBatch, replay_batches
@@ -133,8 +133,13 @@ def replay_in_dagster(
         raise dg.Failure(cause, allow_retries=False)
 
 
-def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
-    """Return the job `PIPELINE_replay`, with a default configuration that can be launched unchanged."""
+def replay_job(pipeline: Pipeline, spark: object | None = None) -> dg.JobDefinition:
+    """Return the job `PIPELINE_replay`, with a default configuration that can be launched unchanged.
+
+    `spark`: the resource of its session; None: the definitions have it. A job that has all resources is not made again
+    with those of the definitions, and so the sensor that launches it is not either: Dagster would warn of that.
+    """
+    resources: dict[str, object] = {} if spark is None else {SPARK_RESOURCE: spark, "io_manager": dg.mem_io_manager}
 
     @dg.op(
         name=replay_op_name(pipeline.name),
@@ -162,6 +167,7 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
     @dg.job(
         name=replay_job_name(pipeline.name),
         executor_def=dg.in_process_executor,
+        resource_defs=resources,
         description=f"Replays batches of {pipeline.name}: the newest failed one, or all from from_time to to_time.",
         tags={PIPELINE_TAG: pipeline.name, KIND_TAG: REPLAY_KIND},
         # The configuration that the launchpad shows first.

@@ -112,9 +112,10 @@ def pipeline_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
 
 
 def check_receivers(streams: Sequence[Stream], receivers: Sequence[ReceiverStatus]) -> Iterator[dg.AssetCheckResult]:
-    """Check that each stream's receivers are in the wanted state; a warning, because states recover by themselves.
+    """Check that each stream's receivers are in the wanted state, and do their work.
 
-    `receivers`: those of the streams, as read.
+    One that is FAILED or degraded is an error; other states recover by themselves, and are a warning. `receivers`:
+    those of the streams, as read.
     """
     for stream in streams:
         rows = [row for row in receivers if row.stream == stream.name]
@@ -128,7 +129,9 @@ def check_receivers(streams: Sequence[Stream], receivers: Sequence[ReceiverStatu
             passed=bool(rows) and not amiss,
             asset_key=stream_key(stream),
             check_name=RECEIVERS_ACTIVE,
-            severity=dg.AssetCheckSeverity.WARN,
+            severity=dg.AssetCheckSeverity.ERROR
+            if any(row.state == ReceiverState.FAILED or is_degraded(row.reason) for row in amiss)
+            else dg.AssetCheckSeverity.WARN,
             description=None if rows else "it has no receiver",
             metadata={
                 f"{row.stream}/{row.ordinal}": f"{row.state}, wanted {row.desired_state}: {row.reason}" for row in rows

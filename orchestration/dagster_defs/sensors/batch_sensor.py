@@ -32,6 +32,7 @@ from orchestration.batches.batch_schedule import (
     pause_reason,
     sensor_name,
 )
+from orchestration.dagster_defs.sensors.lost_replays import lost_replays
 from orchestration.dagster_defs.sensors.reloaded_code import AppliedCursor, follow_reload
 from orchestration.dagster_defs.shared.run_errors import tag_cause, why_failed
 from orchestration.declarations.apply import is_applied
@@ -138,11 +139,17 @@ def tick(
         time.sleep(pause)
 
 
-def end_left_runs(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
-    """End the pipeline's runs in Dagster that no process will end, even if the pipeline makes no batches now."""
+def end_left_runs(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> list[dg.RunRequest]:
+    """End the pipeline's runs in Dagster that no process will end, even if the pipeline makes no batches now.
+
+    Return requests for replays that are to run again.
+    """
+    runs = DagsterRuns(instance, pipeline.name)
     for row in list_pipelines(connection):
         if row.name == pipeline.name:
-            end_expired_runs(connection, row.pipeline_id, DagsterRuns(instance, pipeline.name))
+            end_expired_runs(connection, row.pipeline_id, runs)
+            return lost_replays(connection, row.pipeline_id, row.name, instance, runs.end_lost)
+    return []
 
 
 def _pause_reason(connection: sa.Connection, pipeline: Pipeline) -> str | None:
@@ -164,9 +171,9 @@ def _launcher(context: dg.SensorEvaluationContext) -> str:
 
 
 def batch_sensor(
-    pipeline: Pipeline, job: UnresolvedAssetJobDefinition, connections: SensorConnections
+    pipeline: Pipeline, job: UnresolvedAssetJobDefinition, replays: dg.JobDefinition, connections: SensorConnections
 ) -> dg.SensorDefinition:
-    """Return the sensor `PIPELINE_batches`, which runs by default."""
+    """Return the sensor `PIPELINE_batches`, which runs by default; `replays`: the pipeline's replay job."""
     loaded = time.time()
 
     def reloaded(context: dg.SensorEvaluationContext, connection: sa.Connection) -> str:
@@ -181,7 +188,7 @@ def batch_sensor(
 
     @dg.sensor(
         name=sensor_name(pipeline.name),
-        job=job,
+        jobs=[job, replays],
         # The daemon's loop is 5 s; a minimum of 5 would give 10 s (the loop comes some ms early and skips the sensor).
         minimum_interval_seconds=1,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -209,16 +216,18 @@ def batch_sensor(
                     wait_seconds=wait_seconds(pipeline, settings),
                     launcher=_launcher(context),
                 )
-                if not steps.launches:
-                    end_left_runs(connection, pipeline, context.instance)
+                again = [] if steps.launches else end_left_runs(connection, pipeline, context.instance)
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
+        if again:
+            return dg.SensorResult(run_requests=again)
         if not steps.launches:
             # A person who looks here for a change that is missing finds why.
             return dg.SkipReason(" ".join(filter(None, [steps.reason, waits, CodeCopies(settings.home).notice()])))
         return dg.SensorResult(
             run_requests=[
                 dg.RunRequest(
+                    job_name=job.name,
                     run_key=launch.run_key,
                     run_config=launch.run_config(pipeline.name),
                     tags=launch.tags(pipeline.name),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import AttemptOutdatedError, OutputAttempt, SinkError, TargetCheck
+from orchestration.declarations.sink import AttemptOutdatedError, OutputAttempt, TargetCheck, TargetUnavailableError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements, quoted
 
 if TYPE_CHECKING:
@@ -121,10 +121,13 @@ class Commits:
         )
 
     def check_owner(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """Raise SinkError if another output writes to the table: each would treat the other's rows as its own."""
+        """Raise TargetUnavailableError if another output writes to the table: each would replace the other's rows.
+
+        A person decides whose it is, and batches wait until then: none is at fault.
+        """
         other = self.other_writer(cursor, attempt.pipeline, attempt.output)
         if other is not None:
-            raise SinkError(f"{attempt.name}: {other.found}. {other.way_out}")
+            raise TargetUnavailableError(f"{attempt.name}: {other.found}. {other.way_out}")
 
     def other_writer(self, cursor: Any, pipeline: str, output: str) -> TargetCheck | None:  # noqa: ANN401
         """Return that an output other than this one writes to the table, and how to hand it over; or None."""

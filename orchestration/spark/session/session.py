@@ -23,6 +23,7 @@ from orchestration.spark.session.session_configuration import (
     MASTER,
     PYTHON,
     REMOTE,
+    WAREHOUSE,
     is_local,
     session_configuration,
 )
@@ -71,8 +72,11 @@ def spark_session(
     if active is None and REMOTE not in wanted:
         java_home = _prepare_process(settings, wanted)
         _use_class_archive(settings, wanted, java_home)
-        if is_local(wanted[MASTER]) and LOCAL_DIRECTORY not in wanted:
-            wanted |= local_directory_configuration(settings.home.absolute() / "spark" / "local")
+        if is_local(wanted[MASTER]):
+            # Spark makes it with its catalogue's first use: by default as `spark-warehouse` in the working directory.
+            wanted.setdefault(WAREHOUSE, str(settings.home.absolute() / "spark" / "warehouse"))
+            if LOCAL_DIRECTORY not in wanted:
+                wanted |= local_directory_configuration(settings.home.absolute() / "spark" / "local")
     builder = SparkSession.builder.appName(application)
     for key, value in wanted.items():
         builder = builder.config(key, value)

@@ -48,6 +48,8 @@ _LOCAL_CONFIGURATION = {
 _AUTHENTICATION = {"spark.authenticate": "true"}
 MASTER = "spark.master"
 REMOTE = "spark.remote"
+#: Where Spark keeps its own tables.
+WAREHOUSE = "spark.sql.warehouse.dir"
 _CONNECT = "sc://"
 # Followed by the name of a variable: Spark writes its value into its pages, its event log, or the pod's description.
 # Not `spark.kubernetes.executor.secretKeyRef.`, whose value is the name of a Kubernetes secret.

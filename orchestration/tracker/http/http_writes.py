@@ -28,6 +28,7 @@ from orchestration.dagster_instance.dagster_client import (
 )
 from orchestration.replays.replay_choice import ReplayChoice, ReplayError, batches_to_replay, check_output_names
 from orchestration.replays.replay_run import (
+    AGAIN_TAG,
     REQUEST_TAG,
     OtherReplayError,
     ReplayLaunch,
@@ -187,7 +188,7 @@ class Writes:
         wanted = await run_in_threadpool(self._wanted, request, tuple(outputs), failed_only)
         assert self._dagster is not None
         client = self._dagster.client()
-        tags = {} if key is None else {REQUEST_TAG: key}
+        tags = {AGAIN_TAG: "once"} | ({} if key is None else {REQUEST_TAG: key})
         launch = ReplayLaunch(client, wanted, url=self._dagster.shown, tags=tags, code_seconds=_CODE_SECONDS)
         while True:
             try:

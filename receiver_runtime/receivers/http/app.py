@@ -23,12 +23,12 @@ from starlette.routing import Route as StarletteRoute
 from receiver_runtime.receivers.http import description
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
 from receiver_runtime.receivers.http.dead_letters import RequestDeadLetters
+from receiver_runtime.receivers.http.declaration import STREAM_PATH
 from receiver_runtime.receivers.http.direct import DirectRequests
 from receiver_runtime.receivers.http.intake import NO_PARAMETERS
 from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
 from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.peer_checks import missing_host
-from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, header
 from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts
 from receiver_runtime.receivers.http.requests.refusals import RefusedError, refusal, release
@@ -75,7 +75,7 @@ class HttpApp:
         of_streams = by_path.get(STREAM_PATH, [])
         ordered = sorted(by_path, key=lambda path: "{" in path)
         # The path of nearly all requests, kept here because routing takes as long as parsing a small record.
-        self._own_path = STREAM_PATH.replace("{stream}", receiver.supervisor.stream_name)
+        self._own_path = source.path_of(receiver.supervisor.stream_name)
         self._own_routes = by_path.get(self._own_path, []) + of_streams
         #: Takes the requests of that path that need no task.
         self.direct = DirectRequests(intake, source, self._own_path, self._own_routes)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A package registers its protocols of HTTP senders in this entry point group: ``NAME = "package.module:Class"``.
 HTTP_PROTOCOLS = "forebay.http_protocols"
+#: The path of a stream's plain bodies. A route may share it, if its ``matches`` knows its requests by their headers.
+STREAM_PATH = "/v1/{stream}"
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
@@ -123,6 +125,10 @@ class Http(Source):
     def address(self) -> str:
         """Return the URL where it listens."""
         return f"{'http' if self.tls is None else 'https'}://{self.listen}"
+
+    def path_of(self, stream: str) -> str:
+        """Return the path at which a stream of this name takes plain bodies."""
+        return STREAM_PATH.replace("{stream}", stream)
 
     @property
     def listen_address(self) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
+from receiver_runtime.receivers.http.declaration import STREAM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS
-from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH, HttpProtocol
+from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS, STREAM_PATH
+from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
 from receiver_runtime.receivers.http.requests.records import Plain, lines_at_once, parse_plain
 from receiver_runtime.receivers.http.requests.route import Described, Route
 from receiver_runtime.sources.plugins import PluginError, load, registered

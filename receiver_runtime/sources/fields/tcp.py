@@ -53,12 +53,10 @@ def check_servers(servers: str) -> str:
     checked = [server.strip() for server in servers.split(",")]
     for server in checked:
         match = _SERVER.fullmatch(server)
-        if (
-            match is None
-            or not _is_host(match["ipv6"] or match["host"])
-            or int(match["port"]) not in range(1, _MAX_PORT + 1)
-        ):
+        if match is None or not _is_host(match["ipv6"] or match["host"]):
             raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:9092', with commas between")
+        if int(match["port"]) not in range(1, _MAX_PORT + 1):
+            raise ValueError(f"{server!r} is no server: give a port from 1 to {_MAX_PORT}")
     return ",".join(checked)
 
 
@@ -122,8 +120,10 @@ class Tls(BaseModel):
 def parse_listen(listen: str) -> tuple[str, int]:
     """Return the (host, port) of an address to listen on. Raises ValueError."""
     match = _LISTEN.fullmatch(listen)
-    if match is None or int(match["port"]) > _MAX_PORT or not _is_host(match["ipv6"] or match["host"]):
+    if match is None or not _is_host(match["ipv6"] or match["host"]):
         raise ValueError(f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'")
+    if int(match["port"]) > _MAX_PORT:
+        raise ValueError(f"{listen!r} is no address to listen on: give a port up to {_MAX_PORT}, or 0 for any")
     return match["ipv6"] or match["host"], int(match["port"])
 
 

@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
+from forebay.cli.commands import up
 from forebay.cli.main import app
+from forebay.cli.terminal.failures import CommandError
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference
 from orchestration.declarations.asked_targets import TargetAnswers, ask_targets
@@ -115,16 +117,23 @@ def invoke(database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> In
 
 
 @pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])
-def test_up_and_apply_write_nothing_that_a_target_refuses(
-    command: list[str], connection: sa.Connection, invoke: Invoke
+def test_apply_writes_nothing_that_a_target_refuses_and_up_starts_with_it(
+    command: list[str], connection: sa.Connection, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def starts(*_: object, **__: object) -> Never:
+        raise CommandError("this is where services start")
+
+    monkeypatch.setattr(up, "write_dagster_home", starts)
     pipeline = declared(counts=AskedSink(lambda: HELD), more=AskedSink(breaks))
     answer = invoke(command, pipeline)
+    is_up = command[0] == "up"
     assert answer.exit_code == 1, answer.output
     assert "'counts' of pipeline 'words': the table is written by output 'old'. Give it a" in answer.output
     assert "'more' of pipeline 'words': its target was not asked who writes to it" in answer.output
-    assert "Nothing was written" in answer.output
-    assert len(difference(connection, [pipeline])) == 2
+    assert ("Nothing was written" in answer.output) is not is_up
+    assert ("its batches wait (BLOCKED)" in answer.output) is is_up
+    assert ("this is where services start" in answer.output) is is_up
+    assert len(difference(connection, [pipeline])) == (0 if is_up else 2)
 
 
 @pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])

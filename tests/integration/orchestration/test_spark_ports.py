@@ -34,6 +34,7 @@ print(json.dumps({
     "jvm": SparkContext._gateway.proc.pid,
     "driver_port": int(configuration["spark.driver.port"]),
     "local_directory": configuration["spark.local.dir"],
+    "warehouse": configuration["spark.sql.warehouse.dir"],
     "secrets": [key for key in configuration if "secret" in key],
 }), flush=True)
 sys.stdin.read()
@@ -92,6 +93,8 @@ def test_jobs_run_and_another_account_is_refused(session: dict[str, Any], home: 
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
     assert session["secrets"] == [], "it is in no setting, as settings are on the command line"
     assert session["local_directory"].startswith(f"{home}/spark/local/")
+    # Spark would make `spark-warehouse` in the user's project.
+    assert session["warehouse"].removeprefix("file:") == f"{home}/spark/warehouse"
     attack = as_nobody(_ATTACK, str(session["driver_port"]), _rpc(b"not authenticated").hex())
     answer = subprocess.run(attack, check=True, capture_output=True, timeout=180).stdout
     # With no authentication the body is taken for a serialized Java object.

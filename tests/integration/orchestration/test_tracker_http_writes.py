@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from orchestration.replays.replay_run import AGAIN_TAG
 from orchestration.tracker.http import http_writes
 from orchestration.tracker.http.http import PageContent, TrackerHttpServer, TrackerView
 from orchestration.tracker.http.http_writes import ReplayDagster
@@ -270,6 +271,8 @@ def test_a_replay_is_launched_once_until_its_run_is_over(url: str, log: Log, dag
     assert first.json == {"runId": "run1", "run": "http://dagster.example:3000/runs/run1", "isNew": True}
     [params] = dagster.launched
     assert params["selector"]["jobName"] == "words_replay"
+    # Nothing follows it: the batch sensor launches it again if its process is lost.
+    assert {"key": AGAIN_TAG, "value": "once"} in params["executionMetadata"]["tags"]
     assert params["runConfigData"]["ops"]["words__replay"]["config"] == {
         "from_time": T1.isoformat(),
         "to_time": T1.isoformat(),

@@ -88,7 +88,9 @@ class ReplayRun:
             first = self._left[0]
             self._request = replace(self._request, choice=replace(self._request.choice, from_time=first))
             self._console.print(
-                f"The run's process was lost, at {first.isoformat()}: launching another …", markup=False
+                f"The run's process ended in the middle of batch {first.isoformat()}, and that attempt is LOST: "
+                "launching another run …",
+                markup=False,
             )
             yield from self._run()
 

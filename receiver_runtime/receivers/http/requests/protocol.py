@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.requests.route import Route
 
-#: The path of a stream's plain bodies. A route may share it, if its ``matches`` knows its requests by their headers.
-STREAM_PATH = "/v1/{stream}"
-
 
 class HttpProtocol(ABC):
     """One protocol of HTTP senders. It is made without arguments for each start of a receiver."""

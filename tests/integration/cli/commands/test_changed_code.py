@@ -116,7 +116,10 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         ([("def counts", "def numbers")], "output of words 'counts' is gone (renamed? new is numbers)"),
         (
             [('Stream("lines"', 'Stream("rows"')],
-            "stream 'lines' is gone (renamed? new is rows; if it is renamed: Stream(…, renamed_from='lines'))",
+            (
+                "stream 'lines' is gone (renamed? new is rows; if it is renamed: Stream(…, renamed_from='lines'), and "
+                "the URL of HTTP senders changes with it)"
+            ),
         ),
         (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
@@ -248,6 +251,7 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     assert watch.copies.notice() == said[-1]
     edit(project, ("def counts(lines:", "def counts(lines):"))
     eventually(lambda: watch.look() or not watch.copies.notice(), "the file is as it was")
+    assert said[1:] == [f"That is over: code {first} runs, as the files have it."]
     edit(project, ('interval="10s"', 'interval="5s"'))
     found: list[CodeAnswer] = []
 
@@ -256,7 +260,8 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
         return bool(found)
 
     eventually(is_found, "the change is in force")
-    assert said[1:] == [f"shop.py changed: from the next batch on, code {ProjectReader('shop').read().version} runs."]
+    version = ProjectReader("shop").read().version
+    assert said[2:] == [f"shop.py changed: from the next batch on, code {version} runs (words: interval 10s → 5s)."]
     assert found[0].declared["pipelines"]["words"]["interval_ms"] == 5000
     began: list[object] = []
     monkeypatch.setattr(watch, "_begin", began.append)
@@ -297,7 +302,7 @@ def test_declarations_that_were_applied_from_elsewhere_are_told(
         edit(project, ('interval="5s"', 'interval="10s"'))
         assert look(elsewhere) == OTHER.format(version)
         assert look(here) == ""
-    assert said == [OTHER.format(version)]
+    assert said == [OTHER.format(version), f"That is over: code {version} runs, as the files have it."]
 
 
 def test_a_full_disk_is_told_and_tried_again(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

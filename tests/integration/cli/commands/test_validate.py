@@ -187,7 +187,7 @@ def test_sources_are_tried_from_here(
         answering.accept()[0].close()
 
     def told(stream: str) -> list[tuple[str, str]]:
-        return [one for one in about(found, f"stream {stream}") if "`forebay apply` writes it" not in one[1]]
+        return [one for one in about(found, f"stream {stream}") if one[1] != "is new, and not applied yet"]
 
     assert told("answers") == [("ok", f"127.0.0.1:{port} answers")]
     assert told("silent") == [("failed", f"127.0.0.1:{free} does not answer: Connection refused")]
@@ -209,14 +209,20 @@ def test_an_address_that_a_running_receiver_of_the_stream_holds_is_well(
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     with socket.create_server(("127.0.0.1", 0)) as taken, connect(engine) as connection:
-        path = module(one_stream(f"SocketText(listen='127.0.0.1:{taken.getsockname()[1]}')", home))
+        source = f"SocketText(listen='127.0.0.1:{taken.getsockname()[1]}')"
+        path = module(one_stream(source, home))
         apply(connection, load_pipelines(path))
         findings(path, well=False)
         connection.execute(sa.text("UPDATE forebay.receivers SET state = 'SCHEDULED'"))
         connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
-        found = findings(path, well=True)
-    [(_, said)] = about(found, "stream lines")
-    assert said.endswith("is in use, and the stream's receivers run")
+        [held] = about(findings(path, well=True), "stream lines")
+        assert held[1].endswith("is in use by this stream's receivers, or those that end for it")
+        renamed = module(one_stream(source, home).replace('"lines"', '"rows"'))
+        found = findings(renamed, well=False)
+        assert held in about(found, "stream rows")
+        assert ("failed", "`forebay apply` asks first, and writes nothing") in about(found, "driver log")
+        renamed = module(one_stream(source, home).replace('"lines", ', '"rows", renamed_from="lines", source='))
+        assert held in about(findings(renamed, well=True), "stream rows")
 
 
 def test_sinks_are_asked_for_rights_and_nothing_is_written(
@@ -284,7 +290,7 @@ def test_what_apply_would_change_or_refuse_is_told(
     listener = "SocketText(listen='127.0.0.1:0')"
     path = module(one_stream(listener, home))
     found = findings(path, well=True)
-    assert ("ok", "is new; `forebay apply` writes it") in about(found, "pipeline words")
+    assert ("ok", "is new, and not applied yet") in about(found, "pipeline words")
     with connect(engine) as connection:
         apply(connection, load_pipelines(path))
         assert about(findings(path, well=True), "driver log") == [("ok", "code and driver log agree")]

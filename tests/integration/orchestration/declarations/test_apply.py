@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from forebay import ConsoleSink, DeclarationError, DeltaSink, IcebergSink, ParquetSink, Pipeline, PostgresSink, Stream
-from forebay.sources import SocketText
-from orchestration.declarations.apply import apply, difference, is_applied
+from forebay.sources import Http, SocketText
+from orchestration.declarations.apply import SENDERS_PATH, apply, difference, is_applied
 from receiver_runtime.sources.fields.secret import Secret
 from tests.support.driver_log.log import NOON, Log
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
@@ -205,6 +205,20 @@ def test_a_renamed_stream_keeps_its_receivers_and_what_waits(connection: sa.Conn
     assert waiting_records(connection, get_pipeline(connection, "words").pipeline_id, stream.stream_id) == 10
     assert apply(connection, [renamed]) == []
     assert apply(connection, [declare(stream="words_in")]) == [], "it may be left out afterwards"
+
+
+def test_a_rename_shows_the_path_of_senders_urls_where_it_has_the_name(connection: sa.Connection) -> None:
+    def of_http(stream: str, renamed_from: str | None = None) -> Pipeline:
+        pipeline = Pipeline("words", interval="10s")
+        lines = Stream(stream, Http(listen="127.0.0.1:8080"), renamed_from=renamed_from)
+        pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
+        return pipeline
+
+    apply(connection, [of_http("lines")])
+    [rename, _] = difference(connection, [of_http("words_in", renamed_from="lines")])
+    assert rename.details == (("name", "lines", "words_in"), (SENDERS_PATH, "/v1/lines", "/v1/words_in"))
+    [*_, stop] = difference(connection, [of_http("others")])
+    assert (stop.action, stop.details[-1]) == ("stop", ("listen", "127.0.0.1:8080", None))
 
 
 def test_a_rename_that_was_interrupted_is_applied_again(connection: sa.Connection) -> None:

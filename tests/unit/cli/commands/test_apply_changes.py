@@ -10,7 +10,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.cli.commands.apply import print_changes, shown_value, unclear_renames
 from forebay.cli.terminal.console import Console
 from forebay.sources import SocketText
-from orchestration.declarations.apply import Change, _details
+from orchestration.declarations.apply import SENDERS_PATH, Change, changed_keys
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,20 @@ def declared(*, windowed: bool) -> Pipeline:
 
 
 def test_a_stream_that_becomes_a_window_is_shown_as_in_the_module_and_no_word_is_broken() -> None:
-    details = _details(declared(windowed=False).declaration(), declared(windowed=True).declaration())
+    details = changed_keys(declared(windowed=False).declaration(), declared(windowed=True).declaration())
     out = io.StringIO()
     print_changes(Console(file=out, width=80), [Change("pipeline", "words", "change", details)])
     shown = " ".join(out.getvalue().replace("\N{NO-BREAK SPACE}", " ").split())
     assert "outputs.counts.inputs" in shown
     assert 'lines.window("60s", slide="20s")' in shown
     assert "{" not in shown
+
+
+def test_the_new_path_of_a_renamed_stream_is_said() -> None:
+    out = io.StringIO()
+    details = (("name", "clicks", "clix"), (SENDERS_PATH, "/v1/clicks", "/v1/clix"))
+    print_changes(Console(file=out, width=80), [Change("stream", "clix", "rename", details)])
+    assert "its senders must use /v1/clix. /v1/clicks gets 404" in " ".join(out.getvalue().split())
 
 
 def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written() -> None:
@@ -57,5 +64,6 @@ def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written(
     asked = unclear_renames([added, stopped, pipeline], stop=["others"])
     assert asked is not None
     assert 'renamed_from="clicks"' in asked
+    assert "the URL of HTTP senders changes" in asked
     assert "`forebay apply --stop clicks`" in asked
     assert unclear_renames([added, stopped], stop=["clicks"]) is None

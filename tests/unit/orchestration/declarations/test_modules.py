@@ -34,6 +34,17 @@ if TYPE_CHECKING:
         ("no_close", "def f(a): ...\nf(zzzzz=1)\n", r"argument 'zzzzz' \(no_close.py, line 2\)"),
         ("builtin", "dict.fromkeys(zzzzz=1)\n", r"takes no keyword arguments \(builtin.py, line 1\)"),
         (
+            "positional",
+            "from forebay import sources\n\nx = 1; sources.Kafka(\n    'h:1', topics='t')\n",
+            r"1 positional .*: Kafka takes the others by name, as bootstrap_servers=… \(positional.py, line 3\)",
+        ),
+        (
+            "positional_interval",
+            "from forebay import Pipeline\n\nPipeline('words', '10s')\n",
+            r"Pipeline takes the others by name, as interval=… \(positional_interval.py, line 3\)",
+        ),
+        ("own_places", "def f(a): ...\nf(1, 2)\n", r"2 were given \(own_places.py, line 2\)"),
+        (
             "source",
             "from forebay.sources import SocketText\n\nSocketText(\n    host='h', prot=1)\n",
             r"SocketText: .*'prot': did you mean port\?.* \(source.py, line 3\)",

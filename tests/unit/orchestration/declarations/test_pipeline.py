@@ -286,3 +286,9 @@ def stream(**arguments: Any) -> Stream:  # noqa: ANN401  as above
 
 def window(**arguments: Any) -> Window:  # noqa: ANN401  as above
     return lines().window("60s", **arguments)
+
+
+def test_a_star_import_has_the_kinds_of_packages() -> None:
+    names: dict[str, object] = {}
+    exec("from forebay import *\nfrom forebay.sources import *", names)
+    assert {"Http", "Kafka", "Tls", "DeltaSink", "Pipeline"} <= names.keys()

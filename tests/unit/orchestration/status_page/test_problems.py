@@ -128,6 +128,15 @@ def test_late_batches(due_for: timedelta, interval: timedelta, said: bool) -> No
     assert [("behind its schedule" in line) for line in found] == [True] * said
 
 
+def test_a_quarantined_batch_is_told_with_its_reason_short_enough_for_the_command() -> None:
+    reason = "ValueError: " + "x " * 300 + "the cause"
+    wrong = replace(HEALTHY, quarantined_batches=1, newest_quarantined=NOON, quarantine_reason=reason)
+    [line] = lines(system(pipeline=wrong))
+    assert "(ValueError: x" in line
+    assert "the cause): forebay batches show words" in line
+    assert len(line) < 300
+
+
 def test_what_cannot_be_reached_comes_first_and_nothing_advises_what_destroys() -> None:
     wrong = replace(
         HEALTHY,

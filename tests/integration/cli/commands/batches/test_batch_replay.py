@@ -321,7 +321,7 @@ def test_a_run_that_is_lost_with_the_code_server_is_launched_again_once(
     answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat(), "--json"])
     assert [row["outcome"] for row in json.loads(answer.stdout)["batches"]] == [outcome], answer.output
     assert len(dagster.launched) == 2
-    assert answer.output.count("The run's process was lost, at") == 1
+    assert answer.output.count("The run's process ended in the middle of batch") == 1
 
 
 def test_a_run_that_was_not_started_for_another_reason_is_not_launched_again(dagster: Dagster) -> None:

@@ -170,7 +170,7 @@ def test_a_batch_that_was_given_up_fails_a_check_until_it_is_handled(
         ("ACTIVE", "stopped", False),
     ],
 )
-def test_a_receiver_not_in_its_desired_state_is_a_warning_on_its_stream(
+def test_a_receiver_not_in_its_desired_state_fails_the_check_of_its_stream(
     connection: sa.Connection, pipeline: Pipeline, log: Log, state: str, desired: str, good: bool
 ) -> None:
     connection.execute(
@@ -179,16 +179,15 @@ def test_a_receiver_not_in_its_desired_state_is_a_warning_on_its_stream(
     )
     [result] = check_receivers(pipeline.streams, receiver_status(connection))
     assert result.asset_key == dg.AssetKey(["forebay", "lines"])
-    assert (result.passed, result.severity) == (good, dg.AssetCheckSeverity.WARN)
+    severity = dg.AssetCheckSeverity.ERROR if state == "FAILED" else dg.AssetCheckSeverity.WARN
+    assert (result.passed, result.severity) == (good, severity)
     assert "so it is" in str(result.metadata)
 
 
-def test_a_degraded_receiver_is_a_warning_on_its_stream(
-    connection: sa.Connection, pipeline: Pipeline, log: Log
-) -> None:
+def test_a_degraded_receiver_is_an_error_on_its_stream(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'degraded: the disk is full'"))
     [result] = check_receivers(pipeline.streams, receiver_status(connection))
-    assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert "the disk is full" in str(result.metadata)
 
 

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from dagster._core.events import EngineEventData, JobFailureData
 from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.execution.retries import auto_reexecution_should_retry_run
+from dagster._core.storage.tags import RUN_KEY_TAG
 from dagster_shared.error import SerializableErrorInfo
 
 from forebay import ParquetSink, Pipeline, Stream
@@ -27,12 +28,14 @@ from orchestration.batches.batch_schedule import (
     declaration_fingerprint,
     next_steps,
 )
+from orchestration.dagster_defs.assets.replay_job import FIRST_TAG, KIND_TAG, LAST_TAG, REPLAY_KIND, replay_job
 from orchestration.dagster_defs.jobs.jobs import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
+from orchestration.replays.replay_run import AGAIN_TAG, REQUEST_TAG
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
@@ -108,7 +111,7 @@ def sensor_with_one_due(connection: sa.Connection) -> tuple[dg.SensorDefinition,
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
-    return batch_sensor(pipeline, batch_job(pipeline), SensorConnections()), time
+    return batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections()), time
 
 
 @dataclass(frozen=True)
@@ -434,7 +437,7 @@ def test_the_next_attempt_is_no_run_of_the_outputs_that_are_committed(
     pipeline.output(inputs=[*pipeline.outputs["counts"].streams], sink=ParquetSink("/more"), name="more")(lambda x: x)
     log, [time] = behind(ticking.connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
-    sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
+    sensor = batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections())
     [first] = sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).run_requests or []
     assert first.asset_selection is None
     launch = Launch(time.isoformat(), 1)
@@ -452,7 +455,7 @@ def test_a_driver_log_that_is_away_is_a_skip_that_says_so(
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
     pipeline = declare()
-    data = batch_sensor(pipeline, batch_job(pipeline), SensorConnections()).evaluate_tick(
+    data = batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections()).evaluate_tick(
         dg.build_sensor_context(instance=instance)
     )
     assert not data.run_requests
@@ -464,7 +467,7 @@ def test_without_a_driver_log_the_skip_names_the_command(
 ) -> None:
     monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
     pipeline = declare()
-    data = batch_sensor(pipeline, batch_job(pipeline), SensorConnections()).evaluate_tick(
+    data = batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections()).evaluate_tick(
         dg.build_sensor_context(instance=instance)
     )
     assert "run `forebay up`" in (data.skip_message or "")
@@ -518,7 +521,7 @@ def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
     """Check this because no further attempt is requested, which would have ended the run."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     pipeline = declare()
-    sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
+    sensor = batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections())
     log, [time], launch, run = ticking.launched(pipeline)
 
     def status() -> dg.DagsterRunStatus:
@@ -545,6 +548,62 @@ def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
     row = batches.get_batch(ticking.connection, log.pipeline_id, time)
     assert row is not None
     assert row.state is state
+
+
+@pytest.mark.parametrize("by_http", [True, False])
+def test_a_replay_lost_with_its_code_server_is_requested_again_once_if_nothing_follows_it(
+    ticking: Ticking, database_url: str, monkeypatch: pytest.MonkeyPatch, by_http: bool
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    pipeline = declare()
+    sensor = batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections())
+    log, [time], launch, run = ticking.launched(pipeline)
+    finish(log, launch, time)
+    ticking.instance.report_run_canceled(run)
+    tags = {FIRST_TAG: time.isoformat(), LAST_TAG: time.isoformat()} | ({AGAIN_TAG: "once"} if by_http else {})
+    tags |= {PIPELINE_TAG: "words", KIND_TAG: REPLAY_KIND, REQUEST_TAG: "k"}
+    started = dg.DagsterRunStatus.STARTED
+    config = {"ops": {"words__replay": {"config": {"from_time": time.isoformat()}}}}
+    lost = ticking.instance.add_run(
+        dg.DagsterRun(job_name="words_replay", status=started, tags=tags, run_config=config)
+    )
+    process = register_process(ticking.connection, kind=ProcessKind.BATCH_RUN, name="words", host="h", pid=1)
+    batches.claim_replay(
+        ticking.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        run_id=lost.run_id,
+        process_id=process,
+        reach=timedelta(0),
+    )
+
+    def look() -> list[dg.RunRequest]:
+        return list(sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).run_requests or [])
+
+    def status() -> dg.DagsterRunStatus:
+        found = ticking.instance.get_run_by_id(lost.run_id)
+        assert found is not None
+        return found.status
+
+    assert look() == []
+    ended = "ended_at = clock_timestamp() - interval '3 minutes'"
+    ticking.connection.execute(
+        sa.text(f"UPDATE forebay.batch_attempts SET state = 'LOST', {ended} WHERE run_id = :run"), {"run": lost.run_id}
+    )
+    assert look() == [], "its process lives, as far as is known"
+    ticking.connection.execute(sa.text(f"UPDATE forebay.processes SET {ended}"))
+    if by_http:
+        [request] = look()
+        assert (request.job_name, request.run_config) == ("words_replay", config)
+        assert request.tags.get(REQUEST_TAG) == "k"
+        assert AGAIN_TAG not in request.tags, "it is requested again once"
+        assert status() is started, "the other run may not be made: this is looked at again"
+        assert request.run_key is not None
+        ticking.instance.add_run(
+            dg.DagsterRun(job_name="words_replay", status=started, tags={RUN_KEY_TAG: request.run_key})
+        )
+    assert look() == []
+    assert status() is dg.DagsterRunStatus.FAILURE
 
 
 def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(ticking: Ticking) -> None:
@@ -637,7 +696,7 @@ def test_a_skip_says_what_is_said_of_changed_code(
     monkeypatch.setenv("FOREBAY_HOME", str(home))
     pipeline = declare()
     apply(ticking.connection, [pipeline])
-    sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
+    sensor = batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections())
 
     def skipped() -> str:
         return sensor.evaluate_tick(dg.build_sensor_context(instance=ticking.instance)).skip_message or ""

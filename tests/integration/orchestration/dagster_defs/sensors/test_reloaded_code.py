@@ -9,6 +9,7 @@ import pytest
 
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.sources import SocketText
+from orchestration.dagster_defs.assets.replay_job import replay_job
 from orchestration.dagster_defs.jobs.jobs import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
@@ -41,7 +42,7 @@ class Location:
 
     def reload(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        self.sensor = batch_sensor(pipeline, batch_job(pipeline), SensorConnections())
+        self.sensor = batch_sensor(pipeline, batch_job(pipeline), replay_job(pipeline), SensorConnections())
 
     def tick(self, sensor: dg.SensorDefinition | None = None) -> str:
         """Tick once, and return what the skip says."""

@@ -48,7 +48,8 @@ def test_one_token_may_be_given_as_text() -> None:
         ({"max_body_bytes": "1GiB"}, "less than or equal"),
         ({"max_waiting_bytes": "1KiB"}, "no room"),
         ({"request_timeout": 0}, "greater than 0"),
-        ({"colour": "red"}, "Extra inputs"),
+        ({"colour": "red"}, "there is no field 'colour': use listen, tokens"),
+        ({"port": 8080}, "did you mean listen?"),
     ],
 )
 def test_invalid_fields_are_refused(fields: dict[str, Any], says: str) -> None:

@@ -12,9 +12,8 @@ import pytest
 from forebay import Stream
 from forebay.cli.checks.findings import Health
 from forebay.cli.checks.source_checks import check_declaration
-from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.receivers.http.declaration import STREAM_PATH, Http
 from receiver_runtime.receivers.http.description import describe
-from receiver_runtime.receivers.http.requests.protocol import STREAM_PATH
 from receiver_runtime.receivers.http.routes import routes_of
 from receiver_runtime.sources.source import SourceError
 

@@ -28,6 +28,7 @@ def test_one_topic_may_be_given_as_text_and_a_pattern_matches_the_whole_name() -
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("bootstrap_servers", "a:65536", "bootstrap_servers: 'a:65536' is no server: give a port from 1 to 65535"),
         ("bootstrap_servers", "localhost", "bootstrap_servers: 'localhost' is no server: give host:port"),
         ("topics", [], "kafka: .*give topics=.*or pattern="),
         ("pattern", "orders-.*", "kafka: .*give topics=.*or pattern="),

@@ -19,7 +19,7 @@ from receiver_runtime.receivers.kafka.group_commits import GroupCommits
 from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
-from receiver_runtime.receivers.kafka.reading.group_client import GroupClient
+from receiver_runtime.receivers.kafka.reading.group_client import GroupClient, _settings
 from receiver_runtime.receivers.kafka.reading.positioned_reading import PositionedReading
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.receivers.kafka.records import BadRecord, Records
@@ -311,3 +311,8 @@ def test_an_unavailable_broker_is_reported_once_while_others_send_records(tmp_pa
         assert len(messages) == 5
         assert messages[3].startswith("connected to")
         assert messages[4] == "the Kafka client has an error"
+
+
+def test_the_client_checks_the_checksums_of_what_it_fetches() -> None:
+    """Check that no block holds what the network or a disk of the broker has altered."""
+    assert _settings(Kafka(bootstrap_servers="h:1", topics="t", group="g"), "lines")["check.crcs"] is True

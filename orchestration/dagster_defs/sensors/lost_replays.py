@@ -1,0 +1,65 @@
+"""End replays in Dagster whose process has ended without a word, and request those again that came over HTTP.
+
+A replay's process is a child of the code server: if both are killed at once, Dagster shows the run as started for ever.
+The driver log says that its attempt and its process ended. `forebay batches replay` follows its run, and launches it
+again itself; nothing follows one that was requested over HTTP. It is requested again once, by a run key.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from dagster._core.storage.tags import RUN_KEY_TAG
+
+from orchestration.batches.batch_schedule import LEFT_FOR, PIPELINE_TAG
+from orchestration.dagster_defs.assets.replay_job import FIRST_TAG, LAST_TAG, replay_job_name
+from orchestration.replays.replay_run import AGAIN_TAG, REPLAY_TAG, REQUEST_TAG
+from tracker_store.batches.batches import end_of_run
+from tracker_store.schema.states import AttemptState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+_MOST = 100  # replays that run at once
+
+
+def lost_replays(
+    connection: sa.Connection,
+    pipeline_id: int,
+    pipeline: str,
+    instance: dg.DagsterInstance,
+    end: Callable[[str, str], None],
+) -> list[dg.RunRequest]:
+    """Return requests for lost replays that are to run again; `end` ends a run in Dagster, with a reason."""
+    requests: list[dg.RunRequest] = []
+    # A run of assets may have steps of the user's own, which go on after a replay.
+    job = replay_job_name(pipeline)
+    begun = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+    filters = dg.RunsFilter(job_name=job, tags={PIPELINE_TAG: pipeline}, statuses=begun)
+    for run in instance.get_runs(filters=filters, limit=_MOST):
+        if FIRST_TAG not in run.tags:
+            # It has begun with none yet.
+            continue
+        first, last = (datetime.fromisoformat(run.tags[tag]) for tag in (FIRST_TAG, LAST_TAG))
+        ended = end_of_run(
+            connection, pipeline_id=pipeline_id, run_id=run.run_id, first=first, last=last, since=LEFT_FOR
+        )
+        if ended is None:
+            continue
+        state, error = ended
+        key = f"{AGAIN_TAG} {run.run_id}"
+        is_wanted = state is AttemptState.LOST and AGAIN_TAG in run.tags and run.status is dg.DagsterRunStatus.STARTED
+        if is_wanted and not instance.get_runs(filters=dg.RunsFilter(tags={RUN_KEY_TAG: key}), limit=1):
+            # Ended at a later look, when the other one is there: this process may end before it is made.
+            kept = {name: value for name, value in run.tags.items() if name in (REPLAY_TAG, REQUEST_TAG)}
+            requests.append(dg.RunRequest(run_key=key, job_name=job, run_config=run.run_config, tags=kept))
+            continue
+        end(
+            run.run_id,
+            f"its process is gone, and its last attempt at a batch {state}" + (f" ({error})" if error else ""),
+        )
+    return requests

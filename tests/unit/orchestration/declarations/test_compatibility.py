@@ -1,0 +1,28 @@
+"""Check how changed declarations are told in a line."""
+
+from __future__ import annotations
+
+from forebay import ConsoleSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.declarations.compatibility import declared, declared_changes
+
+
+def words(*outputs: str, port: int = 1, interval: str = "10s", max_attempts: int = 3) -> Pipeline:
+    pipeline = Pipeline("words", interval=interval, max_attempts=max_attempts)
+    lines = Stream("lines", SocketText(host="h", port=port))
+    for name in outputs:
+        pipeline.output(inputs=[lines], sink=ConsoleSink(), name=name)(lambda frame: frame)
+    return pipeline
+
+
+def test_changes_are_told_in_a_few_words_each() -> None:
+    before = declared([words("counts")])
+    assert declared_changes(before, before) == []
+    after = declared([words("counts", "others", port=2, interval="500ms", max_attempts=4)])
+    assert declared_changes(before, after) == [
+        "lines: source.port 1 → 2",
+        "words: interval 10s → 500ms",
+        "words: max_attempts 3 → 4",
+        "words: output others is new",
+    ]
+    assert declared_changes({"pipelines": {}, "streams": {}}, before) == ["lines is new", "words is new"]
