@@ -255,7 +255,7 @@ class KeyedHandOver:
         """
         if not self._queue or self._blocks.with_rows >= self._under_way_at_most:
             return None
-        if self._closed or self._queue.fills_a_block or self._queue.messages >= self._blocks.messages_of_early:
+        if self._closed or self._queue.fills_a_block or self._queue.messages >= self._blocks.messages_of_early_block:
             return 0
         return max(0.0, self._not_before - time.monotonic())
 
@@ -282,7 +282,7 @@ class KeyedHandOver:
             if seconds != 0:
                 if self._queue:
                     # What is submitted until then need not wake it; nor if a block must be done first.
-                    self._due_with = math.inf if seconds is None else self._blocks.messages_of_early
+                    self._due_with = math.inf if seconds is None else self._blocks.messages_of_early_block
                 with self._path.in_flight:
                     self._changed.wait(seconds)
                 self._due_with = 0
@@ -340,7 +340,7 @@ class _BlocksInFlight:
         return bool(self._blocks) and self._blocks[0].is_settled
 
     @property
-    def messages_of_early(self) -> int:
+    def messages_of_early_block(self) -> int:
         """Return with how many messages a block is due before its time."""
         return max(_MANY_MESSAGES, sum(block.messages for block in self._blocks))
 

@@ -14,8 +14,8 @@ from tracker_store.connection.errors import DriverLogError
 
 #: Begins what is said of a database without a driver log.
 NO_LOG = "there is no driver log in"
-#: Who owns the schema of the driver log; no row where there is none. By a table, in the catalogs: an administrator may
-#: have made the schema, and a login may lack rights in it. No locks.
+#: Return the owner of the driver log's schema; no row where there is no log. Looks for a table, in the catalogs: an
+#: administrator may have made the schema, and a login may lack rights in it. No locks.
 LOG_OWNER = """
 SELECT n.nspowner FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'forebay' AND c.relname = 'receivers'

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EMBEDDED_DIRECTORY = "postgres"
 
-#: How every reason begins why the embedded server does not run.
+#: Begins every reason for which the embedded server does not run.
 THIS_SERVER = "the Postgres of this home"
 
 _LOG_TAIL_BYTES = 65_536

@@ -78,8 +78,8 @@ class SegmentWriter:
         """Write one frame at the end, without a sync; return its offset.
 
         Raises:
-            BlockStoreError: an earlier write or sync failed, or the segment is closed.
-            BlockStoreError: the write failed or was short; the segment is ended by it.
+            BlockStoreError: an earlier write or sync failed, or the segment is closed; or this write failed or was
+                short, and ends the segment.
         """
         fd = self._open_fd()
         offset = self._written
@@ -102,9 +102,8 @@ class SegmentWriter:
         """Return when every appended frame survives a loss of power.
 
         Raises:
-            BlockStoreError: as for ``append``.
-            BlockStoreError: the sync failed. The system may have dropped the pages and report success the next
-                time, so this file is never synced again.
+            BlockStoreError: as for ``append``, or the sync failed. The system may have dropped the pages and report
+                success the next time, so this file is never synced again.
         """
         fd = self._open_fd()
         try:

@@ -1,6 +1,6 @@
 """Define the receiver of a ``Kafka`` source. Importing this needs the client; the registry does it to make a receiver.
 
-Owns the reader of each ``on_start``, which owns the consumer and its thread (``reader``).
+Owns the reader of each ``on_start``, which owns its thread (``reader``) and its clients (``reading.group_client``).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_attempts_are_bounded_and_a_failed_write_ends_the_segment(
     segment = store.create_segment(PATH)
     objects.put_faults = ["error"] * 5
     segment.append(frame())
-    with pytest.raises(BlockStoreError, match="PutObject operation; 5 attempts"):
+    with pytest.raises(BlockStoreError, match=r"^writing to .*PutObject operation; 5 attempts"):
         segment.sync()
     assert (segment.synced_length, len(objects.puts)) == (0, 5)
     with pytest.raises(BlockStoreError, match="takes no more frames"):
@@ -98,7 +98,7 @@ def test_a_hanging_store_is_given_up_in_time_and_holds_a_bounded_number_of_threa
         segment = store.create_segment(PATH)
         segment.append(frame())
         store._objects._timeout = 0.05
-        with pytest.raises(BlockStoreError, match="no answer"):
+        with pytest.raises(BlockStoreError, match=r"^writing to .*no answer"):
             segment.sync()
         return len(store._objects._pool._given_up)
 

@@ -60,6 +60,10 @@ class Client:
     def incremental_assign(self, _: object) -> None:
         """Do nothing, as above."""
 
+    def position(self, _: object) -> list[TopicPartition]:
+        """Return no position."""
+        return []
+
     def consume(self, _: int, __: float) -> list[object]:
         """Return no record."""
         return []
@@ -172,6 +176,28 @@ def _conflicts(reader: PositionedReading, clock: ManualClock) -> bool:
 
 def _position(chain: Iterable[NewBlock], key: Key) -> int:
     return max([100, *(link.to_offset for item in chain for link in item.links if link.partition == str(key[1]))])
+
+
+@pytest.mark.parametrize("callback", ["_on_assign", "_on_revoke", "_on_lost"])
+def test_records_of_a_call_in_which_partitions_move_are_dropped_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callback: str
+) -> None:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
+    receiver = KafkaReceiver(source)
+    moved = TopicPartition("t", 1)
+    with rig(tmp_path, receiver, start=False):
+        reader = reading(receiver)
+        reader._partitions.read |= {KEY: Partition(0, 100), ("t", 1): Partition(0, 100)}
+
+        def consume(_: int, __: float) -> list[object]:
+            getattr(reader, callback)(reader._consumer, [moved])
+            # No message: to look at it would raise.
+            return [object()]
+
+        monkeypatch.setattr(reader._consumer, "consume", consume)
+        reader._fetch()
+        assert reader._partitions.unsure == {KEY}
+        assert reader._partitions.positions() == {KEY: 100} | ({("t", 1): 0} if callback == "_on_assign" else {})
 
 
 @pytest.mark.parametrize(
