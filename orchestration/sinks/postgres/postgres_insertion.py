@@ -160,7 +160,8 @@ class Insertion:
             if error.pgcode is None or OF_NO_ROW.match(error.pgcode):
                 raise
             self._cursor.execute("ROLLBACK TO SAVEPOINT piece; RELEASE SAVEPOINT piece")
-            return error
+            # Its traceback has the caller's frame, where the error is kept: a circle that would keep the cursor.
+            return error.with_traceback(None)
         self._stored += stored
         return None
 

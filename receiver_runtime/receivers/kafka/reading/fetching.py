@@ -114,11 +114,12 @@ class ObjectFetching:
         if not self._partitions.unsure:
             return
         unsure = sorted(self._partitions.unsure)
-        positions = self._partitions.positions()
         if self._cooperative:
+            read = self._partitions.read
             self._consumer.incremental_unassign([TopicPartition(*key) for key in unsure])
-            self._consumer.incremental_assign([TopicPartition(*key, positions[key]) for key in unsure])
+            self._consumer.incremental_assign([TopicPartition(*key, read[key].position) for key in unsure])
         else:
+            positions = self._partitions.positions()
             self._consumer.assign([TopicPartition(*key, position) for key, position in positions.items()])
             self._consumer.pause([TopicPartition(*key) for key in (*self._partitions.waiting, *self._rates.late)])
         # Partitions that waited were paused.
