@@ -324,8 +324,6 @@ def test_an_untrusted_certificate_is_reported(
     del fields["options"]["ssl.ca.location"]
     rig = make_rig(KafkaTopic(kafka_broker).source(**fields))
     process = rig.start()
-    eventually(
-        lambda: reason(rig).startswith("trying again: TLS with Kafka fails: check ssl.ca.location"), "the reason"
-    )
+    eventually(lambda: "trying again: TLS with Kafka fails: check ssl.ca.location" in reason(rig), "the reason")
     stop(process)
     assert PASSWORD not in rig.logs()
