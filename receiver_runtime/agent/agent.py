@@ -294,6 +294,8 @@ class Agent:
             self._ended_pids += self._batch_drivers.stop()
         for process in processes:
             process.line.close()
+            # One that was killed could not end its own row, and the next placement would wait for it.
+            self._ended_pids.append(process.child.process.pid)
         processes.clear()
         self._roles.children.clear()
 

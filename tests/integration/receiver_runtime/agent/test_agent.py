@@ -27,8 +27,9 @@ from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogUnavailableError
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.processes import end_processes_of_pid, expire_process, register_process
+from tracker_store.receivers.receivers import placements
 from tracker_store.reports.checks import check_data
-from tracker_store.schema.states import ProcessKind
+from tracker_store.schema.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +108,24 @@ def test_the_end_of_a_receiver_process_is_recorded_before_its_successor_starts(
         rig.flow([receiver_id])
         assert rig.epochs() == {receiver_id: 2}
         assert rig.execute("SELECT assignment FROM forebay.receivers") == [(1,)]
+
+
+def test_an_agent_that_stops_records_the_end_of_a_receiver_process_that_it_had_to_kill(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that the next placement of its receiver does not wait for it to drain."""
+    for module in (agent_module, child_process, receiver_processes):
+        monkeypatch.setattr(module, "STOP_GRACE_SECONDS", 0.1)
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
+        rig.place(receiver_id)
+        rig.flow([receiver_id])
+        [hanging] = rig.processes()
+        hanging.suspend()
+        rig.stop()
+        with connect(rig.engine) as connection:
+            [placement] = placements(connection)
+        assert (placement.state, placement.agent_id) == (ReceiverState.INACTIVE, None)
+        assert not placement.handing_over
 
 
 def test_a_successor_starts_under_the_assignment_that_the_leader_has_just_made(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.attempts import claim_batch, fail_batch
-from tests.support.driver_log.log import NOON, Log, make_log
+from tests.support.driver_log.log import NOON, Log, make_log, wait_until_blocked
 from tests.support.polling import joined
 from tracker_store.batches import batches
 from tracker_store.batches.launches import LaunchAnswer, LaunchOutcome, release_launch, take_launch
@@ -60,6 +61,45 @@ def test_one_of_many_concurrent_launchers_has_it(log: Log, engine: sa.Engine) ->
     for thread in threads:
         joined(thread)
     assert sorted(outcomes) == [LaunchOutcome.FIRST, *[LaunchOutcome.HELD] * 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ("batches SET launch_attempt = 1, launched_by = 'b', launched_at = clock_timestamp()", LaunchOutcome.HELD),
+        ("batches SET launch_attempt = NULL, launched_by = NULL, launched_at = NULL", LaunchOutcome.FIRST),
+        ("batches SET state = 'RUNNING', attempt = 1", LaunchOutcome.NOT_DUE),
+        # The lease of the launcher before is over.
+        ("leadership SET counter = counter + 1", LaunchOutcome.AGAIN),
+        ("leadership SET term = term + 1", None),
+    ],
+)
+def test_a_launcher_that_waits_for_a_row_decides_by_what_is_there_then(
+    log: Log, engine: sa.Engine, change: str, outcome: LaunchOutcome | None
+) -> None:
+    """Check the one statement, whose snapshot is from before the wait."""
+    take(log, "a")
+    term = take_leadership(log.connection, seen=read_leadership(log.connection), holder="a")
+
+    def late() -> LaunchOutcome | None:
+        with connect(engine) as connection:
+            try:
+                return take_launch(
+                    connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, launcher="late", term=term
+                ).outcome
+            except DeposedError:
+                return None
+
+    age(log, "1 h")
+    with connect(engine) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(sa.text("BEGIN"))
+        other.execute(sa.text(f"UPDATE forebay.{change}"))
+        launching = pool.submit(late)
+        wait_until_blocked(log.connection)
+        other.execute(sa.text("COMMIT"))
+        assert launching.result(20) is outcome
+    taken = log.connection.execute(sa.text("SELECT launched_by = 'late' FROM forebay.batches")).scalar_one()
+    assert bool(taken) is (outcome in {LaunchOutcome.FIRST, LaunchOutcome.AGAIN})
 
 
 # The lease is 15 s. A time in the future comes nearer while the test runs, so that one is far ahead.
