@@ -139,7 +139,7 @@ def seal_segment(
     the id no longer belongs to a segment of the `owner`, its (receiver, epoch), or if no process of this login holds
     the receiver.
     """
-    _seal(connection, {segment_id: length}, owner=owner, through=through, codecs=codecs)
+    _seal(connection, {segment_id: length}, owner=owner, is_salvage=False, through=through, codecs=codecs)
 
 
 def _seal(
@@ -147,6 +147,7 @@ def _seal(
     lengths: Mapping[int, int],
     *,
     owner: tuple[int, int],
+    is_salvage: bool,
     through: int,
     codecs: Sequence[CodecSum] = (),
 ) -> str:
@@ -155,13 +156,14 @@ def _seal(
         outcome: str = connection.execute(
             sa.text("""
                 SELECT forebay.seal_segments(
-                    :receiver, :epoch, :through, CAST(:ids AS bigint[]), CAST(:lengths AS bigint[]),
+                    :receiver, :epoch, :is_salvage, :through, CAST(:ids AS bigint[]), CAST(:lengths AS bigint[]),
                     CAST(:codecs AS text[]), CAST(:blocks AS bigint[]), CAST(:bytes AS bigint[])
                 )
             """),
             {
                 "receiver": owner[0],
                 "epoch": owner[1],
+                "is_salvage": is_salvage,
                 "through": through,
                 "ids": ordered,
                 "lengths": [lengths[segment_id] for segment_id in ordered],
@@ -351,7 +353,7 @@ def seal_salvaged(connection: sa.Connection, lengths: Mapping[int, int], *, clai
     LostCommitsError if the salvage's blocks, `through` being the newest, are no longer in the driver log, and
     ReceiverFencedError if another epoch is in their place.
     """
-    outcome = _seal(connection, lengths, owner=(claimed.receiver_id, claimed.epoch), through=through)
+    outcome = _seal(connection, lengths, owner=(claimed.receiver_id, claimed.epoch), is_salvage=True, through=through)
     if outcome == "fenced":
         raise ReceiverFencedError(f"another epoch or login holds receiver {claimed.receiver_id}")
     if outcome != "sealed":

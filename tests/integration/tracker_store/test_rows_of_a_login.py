@@ -242,7 +242,13 @@ def test_a_hand_over_is_taken_only_by_the_login_to_which_it_is_offered(
         assert claim_anew(connection, victim.receiver, assignment).epoch > victim.claimed.epoch
     # The process before drains: it still holds the receiver, and seals what it has.
     with logged_in(engine, logins[0]) as connection:
-        seal_segment(connection, segment_id=victim.segment, length=7, owner=(victim.receiver, victim.claimed.epoch))
+        for epoch in (victim.claimed.epoch + 1, victim.claimed.epoch):
+            # A segment of an earlier epoch is salvage's.
+            lengths = owner.execute(sa.text("SELECT length FROM forebay.log_segments")).scalars().all()
+            assert lengths == [None]
+            owner.rollback()
+            seal_segment(connection, segment_id=victim.segment, length=7, owner=(victim.receiver, epoch))
+            connection.commit()
         sign_off_receiver(
             connection, receiver_id=victim.receiver, assignment=victim.assignment, process_id=victim.process
         )

@@ -1,10 +1,11 @@
 -- seal_segments: record the final lengths of a receiver's segments. A process seals each that it wrote, and salvage seals
 -- those of earlier epochs, all at once.
 --
--- Authority: only the login that holds the receiver, and only segments of that receiver, of the epoch that the caller
--- has or of earlier ones. They stay open for salvage if the driver log lacks `through`, the newest block that the caller
--- has added under its epoch from them (0: it has none): then the caller had an answer whose commit was lost since. Markers
--- are never cleaned up, so the newest row up to `through` has the epoch even if clean-up has deleted the block.
+-- Authority: only the login that holds the receiver, and only segments of that receiver: of the epoch that the caller
+-- has, or, in salvage, of earlier ones. They stay open for salvage if the driver log lacks `through`, the newest block
+-- that the caller has added under its epoch from them (0: it has none): then the caller had an answer whose commit was
+-- lost since. Markers are never cleaned up, so the newest row up to `through` has the epoch even if clean-up has
+-- deleted the block.
 -- A segment that is sealed already stays as it is, so repeating the call changes nothing.
 -- A process that seals its own segment names the segment's blocks by codec (parallel arrays; empty: they are not counted):
 -- they are added to the receiver's totals, once.
@@ -13,7 +14,7 @@
 -- Locks: the segments' rows, by id; then the receiver's row of storage_totals, which only this receiver's process writes,
 -- and clean-up. A row of `blocks` that is seen stays as it is, so none is locked.
 CREATE FUNCTION forebay.seal_segments(
-    receiver bigint, under_epoch bigint, through bigint, segments bigint[], lengths bigint[],
+    receiver bigint, under_epoch bigint, is_salvage boolean, through bigint, segments bigint[], lengths bigint[],
     codecs text[] DEFAULT '{}', block_counts bigint[] DEFAULT '{}', byte_counts bigint[] DEFAULT '{}')
 RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -42,7 +43,8 @@ BEGIN
             coalesce((SELECT sum(c.bytes) FROM unnest(codecs, byte_counts) AS c(codec, bytes)
                       WHERE c.codec = 'none'), 0) END
     FROM unnest(segments, lengths) AS found(id, length)
-    WHERE g.id = found.id AND g.state = 'OPEN' AND g.receiver_id = receiver AND g.epoch <= under_epoch;
+    WHERE g.id = found.id AND g.state = 'OPEN' AND g.receiver_id = receiver
+      AND CASE WHEN is_salvage THEN g.epoch < under_epoch ELSE g.epoch = under_epoch END;
     IF NOT FOUND THEN
         RETURN 'sealed';
     END IF;

@@ -228,6 +228,7 @@ BEGIN
     DELETE FROM batch_allocations d WHERE d.ctid = ANY (ARRAY(
         SELECT gone.ctid
         FROM cursors c
+        JOIN pipelines p ON p.id = c.consumer_id
         CROSS JOIN LATERAL (
             SELECT coalesce((SELECT a.batch_time FROM batch_allocations a
                              WHERE a.pipeline_id = c.consumer_id AND a.receiver_id = receiver
