@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,6 +53,9 @@ _TURN_SECONDS = 1.0  # how long the connection's thread waits for data before it
 # How long to gather messages after the first one, and how many end this wait; they are handed over together.
 _GATHERING_SECONDS = 0.01
 _GATHERED_MESSAGES = 500
+# How long after a refusal to ask again how many messages wait: the broker logs each refusal.
+_ASK_AGAIN_SECONDS = 30.0
+_WAITING = "waiting messages"  # what the receiver is degraded by meanwhile
 _STREAM_OFFSET = "x-stream-offset"  # RabbitMQ adds this header to messages of a stream
 # Sent to recognise a stream at each start: it then delivers from its first message, with the header above. As far as we
 # know, RabbitMQ accepts this argument for streams only; versions that refuse it for other queues close the channel.
@@ -94,6 +98,7 @@ class AmqpReader:
         self._cancelled = ""
         # Asks how many messages wait: a refusal closes it, and not the channel that consumes.
         self._asking: BlockingChannel | None = None
+        self._ask_at = 0.0
         # The messages that are not acknowledged, by tag and queue, and how many of each queue were.
         self._unacknowledged: deque[tuple[int, str]] = deque()
         self._read: Counter[str] = Counter()
@@ -131,7 +136,6 @@ class AmqpReader:
                 self._connection = connection
             words = "the AMQP broker refused the queues"
             channel = self._consume(connection)
-            self._asking = connection.channel()
             self._receiver.report_connected(self._source.address)
             words = "the connection to the AMQP broker was lost"
             while not self._settled:
@@ -240,19 +244,24 @@ class AmqpReader:
     def _find_unread(self) -> dict[Place, Unread]:
         """Return how many messages are ready in each queue, or came from it and are not acknowledged."""
         found: dict[Place, Unread] = {}
-        if self._asking is None:
+        if self._connection is None or time.monotonic() < self._ask_at:
             return found
         held = Counter(queue for _, queue in self._unacknowledged)
         try:
+            if self._asking is None:
+                self._asking = self._connection.channel()
             for queue in self._source.queues:
                 ready = self._ready[queue] = self._asking.queue_declare(queue, passive=True).method.message_count
                 found[self._source.virtual_host, queue] = Unread(
                     ready + held[queue], "messages", read=self._read[queue]
                 )
         except AMQPError as error:
-            # The broker has closed the channel that only asks.
+            # The broker has closed the channel that only asks: what was known before is true no longer.
             self._asking = None
-            _log.info("the broker does not say how many messages wait", error=str(error))
+            self._ask_at = time.monotonic() + _ASK_AGAIN_SECONDS
+            self._receiver.report_degraded(_WAITING, f"how many messages wait is not known: {error}")
+            return {}
+        self._receiver.report_degraded(_WAITING, None)
         return found
 
     def _close(self) -> None:

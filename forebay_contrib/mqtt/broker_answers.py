@@ -65,15 +65,11 @@ class BrokerAnswers:
                 if self._source.qos
                 else f"at qos=0 the MQTT broker keeps nothing for {self._client_id}"
             )
-            # At qos=0 nothing waits in a session: in a group, the broker gives each message to a connected receiver.
-            unless = (
-                " unless another receiver of the group was connected"
-                if self._source.group and not self._source.qos
-                else ""
-            )
+            # A session has what the broker chose this receiver of a group for; at qos=0 it has nothing.
+            what = "what was not acknowledged, or was published" if self._source.qos else "what was published"
+            unless = " unless another receiver of the group got it" if self._source.group else ""
             self._receiver.report_error(
-                f"{why}: what was published while the receiver was not connected is lost{unless} (a gap of unknown "
-                "size)"
+                f"{why}: {what} while the receiver was not connected is lost{unless} (a gap of unknown size)"
             )
         assert isinstance(client, MqttClient)
         client.ask_for_topics()

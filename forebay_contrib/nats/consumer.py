@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _NOTE_SECONDS = 10.0  # between two looks at the stream, each of which is noted
+_LOOKS_IN_A_ROW = 2  # with more open requests than receivers, until they are another program's
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,9 +41,11 @@ class DurableConsumer:
         self._source = source
         self._client = client
         self._known = known
-        self._marks = SourceMarks(receiver.supervisor.block_path.positions, f"{source.durable} of {source.stream}")
+        self._positions = receiver.supervisor.block_path.positions
+        self._marks = SourceMarks(self._positions, f"{source.durable} of {source.stream}")
         self._look_at = 0.0
         self._looking = asyncio.Lock()
+        self._asked_in_a_row = 0
 
     async def open(self) -> None:
         """Create the consumer if it is missing, check it, and report what it will not deliver. Raises NatsError."""
@@ -104,7 +107,24 @@ class DurableConsumer:
         _check(source, found.config)
         async with self._looking:
             await self._compare(about, found)
+        await self._look_for_others(found)
         return found
+
+    async def _look_for_others(self, consumer: ConsumerInfo) -> None:
+        """Report that other programs ask for messages of the consumer, each time that they begin to.
+
+        JetStream counts the open requests, of which each receiver has one; what others are given is not known.
+        """
+        peers = await asyncio.get_running_loop().run_in_executor(None, self._positions.peers)
+        is_asked = (consumer.num_waiting or 0) > len(peers)
+        self._asked_in_a_row = self._asked_in_a_row + 1 if is_asked else 0
+        # One look may have seen a request of a receiver that has just ended.
+        if self._asked_in_a_row == _LOOKS_IN_A_ROW:
+            self._receiver.report_error(
+                f"another program requests messages of the consumer {self._source.durable!r} of "
+                f"{self._source.stream!r}: what it is given and acknowledges does not come here (a gap of unknown "
+                "size). Give each program a durable of its own"
+            )
 
     async def leave(self) -> None:
         """Note how far the consumer has got, at the end; raises as ``refresh``."""
@@ -113,7 +133,7 @@ class DurableConsumer:
 
     async def _compare(self, about: StreamInfo, consumer: ConsumerInfo) -> None:
         """Report what the consumer will not deliver, and note what it has reached."""
-        seen = _seen(self._source, about, consumer)
+        seen = _seen(about, consumer)
         found, reached = gaps(self._known.reached, seen)
         if found and self._known.reached is not None:
             # Another receiver may have reported it, or made the consumer again, meanwhile.
@@ -152,19 +172,19 @@ class DurableConsumer:
         known = self._known.reached
         made = _microseconds(consumer.created)
         if known is None:
-            seen = _seen(self._source, about, consumer)
+            seen = _seen(about, consumer)
             self._known.reached = begun(seen, is_latest=self._source.start == "latest")
         else:
             place = known.place if first is None else first - 1
             self._known.reached = known._replace(consumer=made, place=place, deliveries=0)
 
 
-def _seen(source: NatsJetStream, about: StreamInfo, consumer: ConsumerInfo) -> Seen:
+def _seen(about: StreamInfo, consumer: ConsumerInfo) -> Seen:
     state, delivered, floor = about.state, consumer.delivered, consumer.ack_floor
     config = consumer.config
     removed = state.last_seq - state.messages
     keeps_newest = (about.config.max_msgs_per_subject or 0) > 0 or bool(about.config.allow_rollup_hdrs)
-    has_filter = bool(source.subject or _filters(config))
+    filters = _filters(config)
     return Seen(
         stream=_microseconds(about.created),
         first=state.first_seq,
@@ -178,7 +198,8 @@ def _seen(source: NatsJetStream, about: StreamInfo, consumer: ConsumerInfo) -> S
         unacknowledged=consumer.num_ack_pending or 0,
         acknowledged=0 if floor is None else floor.stream_seq,
         begins_after=None if not config.opt_start_seq else config.opt_start_seq - 1,
-        is_filtered=has_filter,
+        # Of the filters, this one alone reads each message for certain: a stream's subjects may have been others.
+        is_filtered=bool(filters) and ">" not in filters,
         keeps_newest=keeps_newest,
     )
 

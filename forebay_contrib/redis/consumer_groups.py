@@ -180,7 +180,7 @@ class ConsumerGroups:
             self._receiver.report_error(
                 f"the group {name!r} of {stream} was gone; it is made again, and begins with the oldest entry: {lost}"
             )
-            group.reached = advanced(of_another_stream(before), seen)
+            group.reached = advanced(of_another_stream(before)._replace(deleted=seen.gone), seen)
         else:
             group.reached = Reached(*mark)
             self._compare(client, stream, seen, is_ours=self._has_consumers(client, stream))
@@ -210,11 +210,15 @@ class ConsumerGroups:
         gaps, reached = self._gaps(client, stream, seen, is_ours=is_ours)
         group = self._groups[stream]
         if gaps:
-            # Another receiver of the group may have reported them meanwhile.
+            # Another receiver of the group may have reported them meanwhile. Compare its mark with a later look only:
+            # an earlier one is behind it, as if the stream had lost its newest entries.
             mark = group.marks.read()
             if mark is not None and mark > group.reached:
                 group.reached = Reached(*mark)
-                gaps, reached = self._gaps(client, stream, seen, is_ours=is_ours)
+                later = _see(client, stream, self._source.group)
+                if later is None:
+                    return
+                gaps, reached = self._gaps(client, stream, later, is_ours=is_ours)
         for gap in gaps:
             self._report(stream, gap)
         group.reached = reached

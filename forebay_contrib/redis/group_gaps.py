@@ -62,6 +62,11 @@ class Seen(NamedTuple):
         return self.first is None or self.first > self.position
 
     @property
+    def gone(self) -> int:
+        """Return the newest id that is known to be deleted or trimmed, of all that the group was not given."""
+        return max(self.deleted, self.last) if self.first is None else self.deleted
+
+    @property
     def rank(self) -> int | None:
         """Return how many entries were added up to the group's position, with it; None: unknown."""
         if self.added is None or not (self.is_before_all or self.position >= self.last):
@@ -99,7 +104,7 @@ def id_of(number: int) -> str:
 def first_seen(seen: Seen) -> Reached:
     """Return what a group has reached that the driver log does not know: what it missed earlier is not ours."""
     dropped = 0 if seen.is_before_all and seen.position else seen.dropped or 0
-    return advanced(Reached(through=seen.position, dropped=dropped, deleted=seen.deleted), seen)
+    return advanced(Reached(through=seen.position, dropped=dropped, deleted=seen.gone), seen)
 
 
 def advanced(before: Reached, seen: Seen) -> Reached:
@@ -176,9 +181,9 @@ def _gap_of_unknown_size(before: Reached, seen: Seen, *, unsized: int) -> tuple[
         last = id_of(seen.deleted)
         known = before._replace(deleted=seen.deleted, unsized=unsized)
         return Gap(f"entries after {after}, the last one {last}, were deleted before they were read"), known
-    first = seen.last + 1 if seen.first is None else seen.first
-    if max(seen.position, before.deleted) < before.last < first:
-        last = id_of(before.last)
-        known = before._replace(deleted=before.last, unsized=unsized)
-        return Gap(f"entries after {after} up to {last} were trimmed before they were read"), known
+    # The newest entry that was there. An empty stream still knows its own newest one.
+    first, newest = (seen.last + 1, seen.last) if seen.first is None else (seen.first, before.last)
+    if max(seen.position, before.deleted) < newest < first:
+        known = before._replace(deleted=newest, unsized=unsized)
+        return Gap(f"entries after {after} up to {id_of(newest)} were trimmed before they were read"), known
     return None, before if unsized else before._replace(unsized=0)

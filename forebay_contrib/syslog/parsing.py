@@ -77,6 +77,11 @@ def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezo
         # Remove line ends from the text: rsyslog includes them in its count, others end datagrams with them.
         last = octets[np.maximum(ends - 1, 0)]
         ends = ends - ((ends > starts) & ((last == _NEWLINE) | (last == _RETURN) | (last == 0)))
+    # Some senders begin a connection with a byte-order mark, which belongs to no message.
+    is_marked = ends - starts >= len(_BYTE_ORDER_MARK)
+    for place, octet in enumerate(_BYTE_ORDER_MARK):
+        is_marked &= octets[starts + place] == octet
+    starts = starts + len(_BYTE_ORDER_MARK) * is_marked
     made = _Messages(text, octets, starts, ends)
     priority, body = made.priorities()
     has_priority = priority >= 0

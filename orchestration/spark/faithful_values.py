@@ -23,6 +23,7 @@ _NUMBER = r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?"
 _WORD = r"[+-]?(?:NaN|INF|Inf|Infinity)"
 _INTEGER = r"[+-]?\d++"
 _DATE = r"[+-]?\d{4,}-\d\d?-\d\d?"
+_YEAR_10000 = 253_402_300_800  # seconds since 1970; a larger number counts milliseconds, or smaller units
 # Microseconds are what a time of Spark's holds.
 _CLOCK = r"\d\d?:\d\d(?::\d\d(?:\.\d{1,6}0*)?)?"
 _OFFSET = r" ?[+-]\d\d?(?::?\d\d){0,2}"
@@ -191,7 +192,8 @@ def _timestamp(_: DataType, value: Column, text: Column, options: Mapping[str, s
     """Compare the clock's time too: clocks that are set forward leave out an hour, and Spark moves what is within."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    seconds = text.rlike(f"^<{_INTEGER}>$") & (F.unix_seconds(value) == _bare(text).try_cast("bigint"))
+    unix = F.unix_seconds(value)
+    seconds = text.rlike(f"^<{_INTEGER}>$") & (unix == _bare(text).try_cast("bigint")) & (unix < _YEAR_10000)
     asked, zone = _format(options, "timestampFormat"), _format(options, "timeZone")
     clock = F.current_timezone() if zone is None else F.lit(zone)
     if asked is not None:

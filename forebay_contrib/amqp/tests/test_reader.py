@@ -95,6 +95,35 @@ def test_a_queue_that_is_deleted_with_messages_says_how_many(ready: int, said: s
         reader._check_consumers(cast("Any", SimpleNamespace(is_open=True)))
 
 
+def test_a_refusal_to_say_how_many_messages_wait_is_shown_until_the_broker_answers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = _reader("q")
+    shown: list[tuple[str, str | None]] = []
+    monkeypatch.setattr(reader._receiver, "report_degraded", lambda what, reason: shown.append((what, reason)))
+    is_refused = True
+    asked = 0
+
+    def queue_declare(*_: object, **__: object) -> SimpleNamespace:
+        nonlocal asked
+        asked += 1
+        if is_refused:
+            raise ChannelClosedByBroker(403, "ACCESS_REFUSED")
+        return SimpleNamespace(method=SimpleNamespace(message_count=3))
+
+    connection: Any = SimpleNamespace(channel=lambda: SimpleNamespace(queue_declare=queue_declare))
+    reader._connection = connection
+    # A number that is no longer known is not shown, and the broker is not asked at each look.
+    assert (reader._find_unread(), reader._find_unread(), asked) == ({}, {}, 1)
+    [(what, reason)] = shown
+    assert reason is not None
+    assert "ACCESS_REFUSED" in reason
+    is_refused = False
+    reader._ask_at = 0.0
+    assert [unread.amount for unread in reader._find_unread().values()] == [3]
+    assert shown[1:] == [(what, None)]
+
+
 def test_messages_that_piled_up_are_taken_one_block_at_a_time() -> None:
     """After a wait, all messages together may be more than one batch can hold."""
     reader = _reader("q")

@@ -12,7 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig, StreamSource
 
 from forebay_contrib.nats import reader as nats_reader
 from forebay_contrib.nats.client import NatsError
-from forebay_contrib.nats.consumer import DurableConsumer
+from forebay_contrib.nats.consumer import DurableConsumer, _seen
 from forebay_contrib.nats.declaration import NatsJetStream
 from forebay_contrib.nats.reader import NatsReader
 from forebay_contrib.nats.receiver import NatsJetStreamReceiver
@@ -66,6 +66,38 @@ def test_the_reader_fails_if_its_consumer_is_refused(monkeypatch: pytest.MonkeyP
     reader._consumer = _consumer(ConsumerConfig(ack_policy=AckPolicy.NONE), [])
     asyncio.run(asyncio.wait_for(reader._watch_consumer(), 10))
     assert "ack_policy" in str(reader._failed)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "said"),
+    [([2, 2, 2, 2], 0), ([3, 2, 3, 2, 3], 0), ([2, 3, 3, 3, 3], 1), ([3, 3, 1, 3, 3], 2), ([None, None], 0)],
+)
+def test_more_open_requests_than_receivers_are_reported_as_another_programs(
+    waiting: list[int | None], said: int
+) -> None:
+    found: list[str] = []
+    consumer: Any = _consumer(ConsumerConfig(), found)
+    consumer._positions = SimpleNamespace(peers=lambda: ["one receiver", "the other"])
+
+    async def look() -> None:
+        for number in waiting:
+            await consumer._look_for_others(SimpleNamespace(num_waiting=number))
+
+    asyncio.run(look())
+    assert len(found) == said
+    assert all("another program requests messages of the consumer 'd'" in one for one in found)
+
+
+@pytest.mark.parametrize(("filters", "is_filtered"), [([], False), ([">"], False), (["a"], True), (["a", "b"], True)])
+def test_a_filter_that_reads_all_is_none(filters: list[str], is_filtered: bool) -> None:
+    one = filters[0] if len(filters) == 1 else None
+    config = ConsumerConfig(filter_subject=one, filter_subjects=None if one else filters)
+    state = SimpleNamespace(first_seq=1, last_seq=3, messages=3)
+    about: Any = SimpleNamespace(created=None, state=state, config=StreamConfig())
+    consumer: Any = SimpleNamespace(
+        config=config, created=None, delivered=None, ack_floor=None, num_pending=0, num_ack_pending=0
+    )
+    assert _seen(about, consumer).is_filtered is is_filtered
 
 
 @pytest.mark.parametrize(

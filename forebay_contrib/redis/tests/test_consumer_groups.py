@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import redis
 
+from forebay_contrib.redis import consumer_groups
 from forebay_contrib.redis.consumer_groups import ConsumerGroups, _create
 from forebay_contrib.redis.declaration import RedisStreams
+from forebay_contrib.redis.group_gaps import Reached, Seen
 
 BLOCK = 10_000_000
 TINY, LARGE = b"x", b"x" * 900_000
@@ -65,6 +67,29 @@ def test_a_receiver_that_stops_looks_no_further_and_says_so() -> None:
     [said] = moved_past(Stream(5000, TINY), 5000, threading.Event())
     assert "past 5000 entries" in said
     assert "a gap of 5000 entries" in said
+
+
+def test_a_mark_that_another_receiver_has_moved_meanwhile_is_compared_with_a_later_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Let two receivers see the same gap; the other one reports it, and reads on, before this one reads its mark."""
+    others = Reached(through=14, last=14, added=14, rank=14, dropped=0, deleted=12)
+    looks = [Seen(10, 13, 1, 12, 13, 10, 12), Seen(14, 14, 1, 13, 14, 14, 12)]
+    monkeypatch.setattr(consumer_groups, "_see", lambda *_: looks.pop(0))
+    said: list[str] = []
+    path = SimpleNamespace(known_keys=lambda _: set(), positions=None)
+    settings = SimpleNamespace(key_window=3600.0, max_block_bytes=BLOCK)
+    receiver: Any = SimpleNamespace(
+        supervisor=SimpleNamespace(block_path=path, settings=settings), report_error=said.append
+    )
+    source = RedisStreams(host="127.0.0.1", group="g", streams="s")
+    groups = ConsumerGroups(receiver, source, "c", set(), threading.Event())
+    group: Any = groups._groups["s"]
+    group.reached = Reached(through=10, last=10, added=10, rank=10)
+    group.marks = SimpleNamespace(read=lambda: others, note=lambda _: None)
+    client: Any = None
+    groups.look(client)
+    assert (said, looks) == ([], [])
 
 
 class OlderRedis:

@@ -143,6 +143,10 @@ def test_a_smaller_gap_after_one_that_the_server_has_forgotten_is_counted() -> N
         (Reached(through=10, last=15), Seen(10, 20, 15, 6), None),
         (Reached(through=10, last=15), Seen(17, 20, 18, 3), None),
         (Reached(through=15, last=15), Seen(15, 20, 18, 3), None),
+        # Added and trimmed since the last look: an empty stream knows its newest entry.
+        (Reached(through=10, last=10), Seen(10, 20, None, 0), "entries after 0-10 up to 0-20 were trimmed"),
+        (Reached(through=20, last=10), Seen(20, 20, None, 0), None),
+        (first_seen(Seen(10, 20, None, 0)), Seen(10, 20, None, 0), None),
         # Deleted in the middle of what is there: Redis knows the newest one only.
         (Reached(through=10, last=15, added=15), Seen(10, 20, 1, 18, 20, 10, 14), "the last one 0-14, were deleted"),
         (Reached(through=10, last=15, added=15, deleted=14), Seen(10, 20, 1, 18, 20, 10, 14), None),

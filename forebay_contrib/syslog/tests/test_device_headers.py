@@ -435,6 +435,43 @@ def test_a_header_that_is_not_known_is_said_and_nothing_of_it_is_used(time: str,
     assert found == [None, None, None, None, line]
 
 
+@pytest.mark.parametrize(
+    "time",
+    [
+        *(
+            "2026-03-10 10:01:02",
+            "2026-03-10 10:01:02,123",
+            "2026/03/10 10:01:02",
+            "[2026-03-10 10:01:02]",
+            "10.03.2026 10:01:02",
+        ),
+        *("10 Mar 2026 10:01:02", "10/Mar/2026:10:01:02", "Tue, 10 Mar 2026 10:01:02 +0100", "Mar 10, 2026 10:01:02"),
+        *(
+            "mar 10 10:01:02",
+            "MAR 10 10:01:02",
+            "März 10 10:01:02",
+            "mars 10 10:01:02",
+            "мар 10 10:01:02",
+            "03-10-26 10:01:02",
+        ),
+    ],
+)
+def test_a_time_in_another_form_is_said(time: str) -> None:
+    line = f"{time} host app: text"
+    [row] = rows(f"<189>{line}".encode())
+    found = [row[name] for name in ("parse_error", "timestamp", "hostname", "app_name", "message")]
+    assert found == [UNKNOWN_HEADER, None, None, None, line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["date=2026-03-10 time=10:01:02 devname=x", "1,2026/03/10 10:01:01,0018", "I0310 10:01:02.123456 1 x.go:116]"],
+)
+def test_a_message_that_has_a_time_of_its_own_has_no_header(line: str) -> None:
+    [row] = rows(f"<189>{line}".encode())
+    assert (row["parse_error"], row["message"]) == (None, line)
+
+
 _TOKEN = st.one_of(
     st.sampled_from(UNKNOWN),
     st.text(st.characters(codec="ascii", exclude_categories=["Cc", "Zs"]), min_size=1, max_size=8),

@@ -387,6 +387,9 @@ def _checked_table(table: str) -> tuple[str, str]:
             f"{MOST_NAME_BYTES} bytes each, without NUL"
         )
         raise DeclarationError(message)
+    if any(len(part) > 1 and part[0] == part[-1] == '"' for part in (schema, name)):
+        message = f"PostgresSink: table {table!r} is quoted as in SQL: write the names alone, with their own capitals"
+        raise DeclarationError(message)
     if schema.startswith("pg_") or schema == "information_schema":
         message = f"PostgresSink: table {table!r} is in a schema of Postgres's own: choose another one"
         raise DeclarationError(message)

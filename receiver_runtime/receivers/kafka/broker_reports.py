@@ -36,6 +36,8 @@ _MOST_KINDS = 1000
 # Why a topic, or all of them, can't be read.
 _NO_TOPIC = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED))
 _NO_GROUP = frozenset((KafkaError.GROUP_AUTHORIZATION_FAILED,))
+# What the client says of a broker that it can't reach. Its other errors are about topics, partitions and requests.
+_UNAVAILABLE = frozenset((KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._TIMED_OUT))  # noqa: SLF001  its names
 _NUMBER = re.compile(r"\d+")
 
 
@@ -109,7 +111,10 @@ class BrokerReports:
         elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001  as above
             # One broker may be unavailable for days, and be tried repeatedly, while records come from the others.
             if self._recent_errors.is_new(error.str()):
-                self._receiver.report_error("a Kafka broker is away, or answers by an error", KafkaException(error))
+                what = (
+                    "a Kafka broker is unavailable" if error.code() in _UNAVAILABLE else "the Kafka client has an error"
+                )
+                self._receiver.report_error(what, KafkaException(error))
         elif not self.are_unreachable:
             self.are_unreachable = True
             self._receiver.report_error("Kafka can't be reached", KafkaException(error))

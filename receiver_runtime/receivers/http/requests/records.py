@@ -68,6 +68,8 @@ _MAY_BE_DOCUMENT = frozenset({b"{", b"["})
 _LOOK_LINES = 2  # how many lines are looked at to tell JSON lines from a document
 # The first bytes of byte-order marks.
 _MARKS = frozenset({b"\xef", b"\xfe", b"\xff", b"\0"})
+# How compressed bodies begin whose sender did not say so: gzip, zstd, bzip2, xz, lz4, zip. No text begins so.
+_COMPRESSED = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|BZh[1-9]1AY&SY|\xfd7zXZ\x00|\x04\x22\x4d\x18|PK\x03\x04")
 _BLANKS = b" \t\r\n"
 _SEPARATOR = b"\x1e"
 _ENDS = frozenset({b"", *(bytes([octet]) for octet in _BLANKS + b'}]"')})
@@ -119,6 +121,7 @@ def parse_plain(
         if len(body) > most_bytes:
             raise PushRefusedError(413, f"body: a record of {len(body)} bytes, max_record_bytes is {most_bytes}")
         return Plain([body], content_type)
+    _refuse_compressed(body)
     if form in _WHOLE_JSON:
         return _whole_json(form, json_text(kind, charset, body), content_type, most_bytes, limits)
     encoding, mark = encoding_of(kind, charset, body)
@@ -134,6 +137,14 @@ def parse_plain(
         content_type = "application/json"
     found = _lines(body, content_type, most_bytes, limits, is_json=is_json, unreadable=unreadable)
     return replace(found, rejected=[*unreadable, *found.rejected]) if unreadable else found
+
+
+def _refuse_compressed(body: bytes) -> None:
+    """Refuse a compressed body, whatever its type says: cut into lines, its bytes would be stored as nonsense."""
+    if _COMPRESSED.match(body):
+        raise PushRefusedError(
+            415, "body: it is compressed, and has no lines: send its Content-Encoding, or declare body='whole'"
+        )
 
 
 def _guessed_json(
@@ -178,7 +189,11 @@ def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int, form: str =
     if not is_json and form != "lines" and (form != "auto" or kind != "text/plain" or body[:1] in _MAY_BE_DOCUMENT):
         return None
     # Text in another encoding is cut at the same bytes, if its newline is one of them.
-    if body[:1] in _MARKS or (charset not in UTF8 and (is_json or not _is_cut_at_bytes(charset))):
+    if (
+        body[:1] in _MARKS
+        or _COMPRESSED.match(body)
+        or (charset not in UTF8 and (is_json or not _is_cut_at_bytes(charset)))
+    ):
         return None
     column = _column(body, most_bytes, is_json=is_json)
     return (

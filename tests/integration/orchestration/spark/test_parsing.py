@@ -854,6 +854,14 @@ ACCESS = "status INT, remote STRING, request STRING, user STRING, sent_bytes BIG
 LOG_OPTIONS = {"nullValue": "-", "timestampFormat": "dd/MMM/yyyy:HH:mm:ss Z"}
 
 
+def test_a_number_is_a_time_in_seconds_and_one_of_milliseconds_is_none(session: SparkSession) -> None:
+    good = ["-1", "1767225600", "253402300799"]
+    bad = ["253402300800", "1767225600000", "1767225600000000", "1767225600.5"]
+    parsed = from_json_records(lines(session, *(f'{{"at": {one}}}' for one in [*good, *bad])), "at TIMESTAMP")
+    assert rows(well_formed(parsed).selectExpr("unix_seconds(at)")) == [(int(one),) for one in good]
+    assert rows(corrupt(parsed)) == [(f'{{"at": {one}}}',) for one in bad]
+
+
 def test_log_lines_are_typed_by_their_groups_and_garbage_is_kept(session: SparkSession) -> None:
     good = [
         '10.0.0.1 - - [01/Jan/2026:12:00:01 +0100] "GET /a,b?q=""x HTTP/1.1" 200 17',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2.extensions
 import pytest
 
-from forebay import PostgresSink
+from forebay import DeclarationError, EnvVar, PostgresSink
 
 
 def key(url: str) -> tuple[str, ...]:
@@ -42,3 +42,10 @@ def test_the_spellings_of_one_database_are_one_place_and_differ_from_the_others(
 def test_other_servers_are_other_places() -> None:
     urls = ["postgresql://h/db", "postgresql://h:1/db", "postgresql://g/db", "postgresql://h/db?host=a", "env:URL"]
     assert len({key(url) for url in urls}) == len(urls)
+
+
+@pytest.mark.parametrize("table", ['"Orders"', 'sales."Orders"', '"sales".orders'])
+def test_a_table_quoted_as_in_sql_is_refused(table: str) -> None:
+    """Its quotes would be part of its name: a new table beside the one that is meant."""
+    with pytest.raises(DeclarationError, match="quoted as in SQL"):
+        PostgresSink(EnvVar("TARGET_URL"), table)

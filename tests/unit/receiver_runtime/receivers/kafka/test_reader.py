@@ -288,10 +288,13 @@ def test_an_unavailable_broker_is_reported_once_while_others_send_records(tmp_pa
         reader._brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
         reader._brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
         reader._brokers.note_answer()
+        # A topic that lost partitions is no broker's fault.
+        reader._brokers.on_error(KafkaError(KafkaError._UNKNOWN_PARTITION, "t [3]: partition is unknown"))
         messages = [message for _, message, _ in made.reporter.events]
-        assert messages[:3] == [*2 * ["a Kafka broker is away, or answers by an error"], "Kafka can't be reached"]
-        assert len(messages) == 4
+        assert messages[:3] == [*2 * ["a Kafka broker is unavailable"], "Kafka can't be reached"]
+        assert len(messages) == 5
         assert messages[3].startswith("connected to")
+        assert messages[4] == "the Kafka client has an error"
 
 
 def test_the_client_checks_the_checksums_of_what_it_fetches() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import json
+import lzma
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +23,9 @@ from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimit
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.records import lines_at_once, parse_plain
 from tests.support.searches import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOST = 2**20
 DOCUMENT = json.dumps({"Type": "Notification", "Message": "a\nb", "of": [{"x": 1}]}, indent=2).encode()
@@ -36,6 +43,20 @@ def bodies(body: bytes, content_type: str | None, *, form: str = "auto") -> list
         assert at_once.bodies.to_pylist() == made
         assert at_once.content_type == found.content_type
     return made
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "text/plain; charset=latin-1", "application/x-ndjson", "application/json"]
+)
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress, bz2.compress, lzma.compress])
+def test_a_compressed_body_of_which_nothing_is_said_is_not_cut_into_lines(
+    compress: Callable[[bytes], bytes], content_type: str
+) -> None:
+    body = compress(b"a\nb\n" * 500)
+    with pytest.raises(PushRefusedError, match="it is compressed"):
+        bodies(body, content_type)
+    assert lines_at_once([(b"content-type", content_type.encode())], body, most_bytes=MOST) is None
+    assert bodies(body, content_type, form="whole") == [body]
 
 
 @pytest.mark.parametrize(
