@@ -22,12 +22,15 @@ from orchestration.sinks.postgres.postgres_totals import Totals  # noqa: E402
 from receiver_runtime.sources import plugins  # noqa: E402
 from receiver_runtime.sources.fields.secret import EnvVar, Secret  # noqa: E402
 
-__all__ = [  # noqa: PLE0604  names, also for `import *`
+# Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
+__all__ = [
     "Batch",
     "ConsoleSink",
     "DeclarationError",
+    "DeltaSink",
     "EnvVar",
     "ForeachBatchSink",
+    "IcebergSink",
     "Output",
     "ParquetSink",
     "Pipeline",
@@ -36,7 +39,6 @@ __all__ = [  # noqa: PLE0604  names, also for `import *`
     "Stream",
     "Totals",
     "Window",
-    *plugins.class_names(sink_kinds.GROUP),
 ]
 
 

@@ -3,13 +3,31 @@
 Each is imported when it is asked for. Type checkers read `sources.pyi`.
 """
 
+# ruff: noqa: F822  `__getattr__` finds what `__all__` names
 from __future__ import annotations
 
 from receiver_runtime.sources import source_registry
 from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.plugins import class_names
 
-__all__ = ["Tls", *class_names(source_registry.GROUP)]  # noqa: PLE0604  names, also for `import *`
+# Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
+__all__ = [
+    "Amqp",
+    "CustomSource",
+    "FileLines",
+    "FollowedFiles",
+    "Http",
+    "Kafka",
+    "Mqtt",
+    "NatsJetStream",
+    "RawSocket",
+    "RedisStreams",
+    "SocketText",
+    "Syslog",
+    "Tls",
+    "WholeFiles",
+    "ZeroMQ",
+]
 
 
 def __getattr__(name: str) -> object:

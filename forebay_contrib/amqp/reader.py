@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import pika
 import structlog
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker
 
 from forebay_contrib.amqp.client import TolerantConnection
 from forebay_contrib.amqp.parameters import connection_parameters
@@ -55,7 +55,7 @@ _GATHERING_SECONDS = 0.01
 _GATHERED_MESSAGES = 500
 # How long after a refusal to ask again how many messages wait: the broker logs each refusal.
 _ASK_AGAIN_SECONDS = 30.0
-_WAITING = "waiting messages"  # what the receiver is degraded by meanwhile
+_WAITING = "waiting messages"  # the kind of note that a receiver has meanwhile; it is not degraded: it reads all
 _STREAM_OFFSET = "x-stream-offset"  # RabbitMQ adds this header to messages of a stream
 # Sent to recognise a stream at each start: it then delivers from its first message, with the header above. As far as we
 # know, RabbitMQ accepts this argument for streams only; versions that refuse it for other queues close the channel.
@@ -253,13 +253,13 @@ class AmqpReader:
                 found[self._source.virtual_host, queue] = Unread(
                     ready + held[queue], "messages", read=self._read[queue]
                 )
-        except AMQPError as error:
+        except AMQPChannelError as error:
             # The broker has closed the channel that only asks: what was known before is true no longer.
             self._asking = None
             self._ask_at = time.monotonic() + _ASK_AGAIN_SECONDS
-            self._receiver.report_degraded(_WAITING, f"how many messages wait is not known: {error}")
+            self._receiver.report_note(_WAITING, f"how many messages wait is not known: {error}")
             return {}
-        self._receiver.report_degraded(_WAITING, None)
+        self._receiver.report_note(_WAITING, None)
         return found
 
     def _close(self) -> None:

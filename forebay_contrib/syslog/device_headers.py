@@ -148,12 +148,14 @@ _PATTERNS = (
     _TAG_ONLY.replace("[A-Za-z0-9_/%.(*]", "[A-Za-z_/%.(*]", 1),  # a number is no application without a time
 )
 # A text that begins like this has a time; if no pattern matched, its header is unknown. The second form has the dates
-# of other standards, by which no device is known to begin a header; months may have their names in any language.
+# of other standards, by which no device is known to begin a header; months may have their names in any language. What
+# goes on behind a time's seconds with a colon is an address (`port 12 00:11:22:33:44:55`).
 _BEGINS_WITH_TIME = (
     rf"^(?:\d{{1,10}}: ){{0,2}}(?:: ?)?(?:\S+ )?(?:\S+:)?[*.]?"
     rf"(?:(?:\d{{4}} )?(?:{_MONTH}) {{1,2}}\d{{1,2}} (?:\d{{4}} )?\d{{1,2}}:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d)"
-    r"|^\[?(?:\pL{2,10}[.,]? )?(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ]+(?:\pL{3,10}|\d{1,2})[-/. ]+\d{2,4}"
-    r"|\pL{3,10}\.? +\d{1,2}(?:,? \d{4})?)[T_, :]+\d{1,2}:\d\d:\d\d"
+    r"|^\[?(?:\pL{2,10}[.,]? )?(?:"
+    r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ]+(?:\pL{3,10}|\d{1,2})[-/. ]+\d{2,4})[T_, :]+"
+    r"|\pL{3,10}\.? +(?:0?[1-9]|[12]\d|3[01])(?:,? \d{4})?,? +)\d{1,2}:\d\d:\d\d(?:[^:\d]|$)"
 )
 # Behind a word of a few capitals, a year, or a host and a tag, say that the word is no host. F5 writes the severity
 # between host and tag.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -144,9 +145,16 @@ def _called(error: BaseException, name: str) -> Callable[..., object] | None:
     if (trace := _innermost(error)) is None:
         return None
     here = {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}.values()
-    modules = [getattr(one, name, None) for one in here if isinstance(one, ModuleType)]
+    modules = [_attribute(one, name) for one in here if isinstance(one, ModuleType)]
     known = [one for one in (*here, *modules) if callable(one) and getattr(one, "__name__", "") == name]
     return known[0] if known else None
+
+
+def _attribute(module: ModuleType, name: str) -> object:
+    # A module may import its names when they are asked for, and fail: the error that is told is another one.
+    with contextlib.suppress(Exception):
+        return getattr(module, name, None)
+    return None
 
 
 def _parameters(called: Callable[..., object]) -> list[inspect.Parameter]:

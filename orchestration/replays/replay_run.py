@@ -30,6 +30,8 @@ REPLAY_TAG = "forebay/replay"
 REQUEST_TAG = "forebay/replay_request"
 # The tag of a run that is launched again once if its process is lost: nothing but the batch sensor follows it.
 AGAIN_TAG = "forebay/replay_again"
+# The tag of the run that follows a lost one, with that one's id.
+FOLLOWS_TAG = "forebay/replay_follows"
 
 
 @dataclass(frozen=True, slots=True)

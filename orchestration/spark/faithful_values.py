@@ -23,7 +23,8 @@ _NUMBER = r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?"
 _WORD = r"[+-]?(?:NaN|INF|Inf|Infinity)"
 _INTEGER = r"[+-]?\d++"
 _DATE = r"[+-]?\d{4,}-\d\d?-\d\d?"
-_YEAR_10000 = 253_402_300_800  # seconds since 1970; a larger number counts milliseconds, or smaller units
+# Seconds since 1970 from the year 1 to 9999; a number outside of them counts milliseconds, or smaller units.
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 # Microseconds are what a time of Spark's holds.
 _CLOCK = r"\d\d?:\d\d(?::\d\d(?:\.\d{1,6}0*)?)?"
 _OFFSET = r" ?[+-]\d\d?(?::?\d\d){0,2}"
@@ -193,7 +194,8 @@ def _timestamp(_: DataType, value: Column, text: Column, options: Mapping[str, s
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     unix = F.unix_seconds(value)
-    seconds = text.rlike(f"^<{_INTEGER}>$") & (unix == _bare(text).try_cast("bigint")) & (unix < _YEAR_10000)
+    is_same = (unix == _bare(text).try_cast("bigint")) & unix.between(_FIRST_SECOND, _LAST_SECOND)
+    seconds = text.rlike(f"^<{_INTEGER}>$") & is_same
     asked, zone = _format(options, "timestampFormat"), _format(options, "timeZone")
     clock = F.current_timezone() if zone is None else F.lit(zone)
     if asked is not None:

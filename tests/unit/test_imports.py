@@ -115,6 +115,21 @@ def test_a_command_that_prints_no_table_loads_neither_rich_nor_pygments() -> Non
     assert done.stdout.splitlines()[1:] == ["['structlog']", "printed by rich"]
 
 
+def test_a_broken_package_breaks_no_import_of_all_names(tmp_path: Path) -> None:
+    about = tmp_path / "broken-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    groups = ("forebay.sinks", "forebay.sources")
+    (about / "entry_points.txt").write_text("".join(f"[{group}]\nbroken = none_such:Broken\n" for group in groups))
+    program = (
+        f"import sys\nsys.path.append({str(tmp_path)!r})\n"
+        "from forebay import *\nfrom forebay.sources import *\n"
+        "import forebay\nprint('Broken' in dir(forebay), DeltaSink.__name__, Kafka.__name__)\n"
+    )
+    done = run_program([sys.executable, "-c", program])
+    assert done.stdout.split() == ["True", "DeltaSink", "Kafka"], done.stderr
+
+
 @pytest.mark.parametrize(
     "package",
     [

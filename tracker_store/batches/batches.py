@@ -440,7 +440,8 @@ def end_of_run(
     """Return how a run's newest attempt at a batch from `first` to `last` ended, and its error.
 
     None: it has none there, or the attempt, or its process, has not ended at least `since` ago. No locks; reads the
-    attempts at these batches.
+    attempts at these batches, and while one of the run's is RUNNING the pipeline's running ones alone (a replay of a
+    month goes on for hours, and this is asked every few seconds).
     """
     with named_failures():
         row = connection.execute(
@@ -453,6 +454,9 @@ def end_of_run(
                 WHERE a.pipeline_id = :pipeline
                   AND a.batch_time BETWEEN :first AND :last
                   AND a.run_id = :run
+                  AND NOT EXISTS (
+                      SELECT 1 FROM forebay.batch_attempts r
+                      WHERE r.pipeline_id = :pipeline AND r.state = 'RUNNING' AND r.run_id = :run)
                 ORDER BY a.started_at DESC LIMIT 1
             """),
             {"pipeline": pipeline_id, "first": first, "last": last, "run": run_id, "since": since},

@@ -170,9 +170,11 @@ def _running(connection: sa.Connection, streams: Sequence[Stream], changes: Sequ
     active = {row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE}
     yield from active
     ends = active & {change.name for change in changes if change.action == "stop"}
-    held = {row.declaration["source"].get("listen") for row in list_streams(connection) if row.name in ends}
+    held = [row.declaration["source"].get("listen") for row in list_streams(connection) if row.name in ends]
     for stream in streams:
-        if stream.renamed_from in active or getattr(stream.source, "listen", None) in held - {None}:
+        # A kind of another package may have several addresses in a list, or none.
+        listen = getattr(stream.source, "listen", None)
+        if stream.renamed_from in active or (listen is not None and listen in held):
             yield stream.name
 
 

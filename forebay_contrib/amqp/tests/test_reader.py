@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker
 
 from forebay_contrib.amqp.client import DecodedProperties
 from forebay_contrib.amqp.declaration import Amqp
@@ -102,15 +102,15 @@ def test_a_refusal_to_say_how_many_messages_wait_is_shown_until_the_broker_answe
 ) -> None:
     reader = _reader("q")
     shown: list[tuple[str, str | None]] = []
-    monkeypatch.setattr(reader._receiver, "report_degraded", lambda what, reason: shown.append((what, reason)))
-    is_refused = True
+    monkeypatch.setattr(reader._receiver, "report_note", lambda what, text: shown.append((what, text)))
+    refusal: AMQPError | None = ChannelClosedByBroker(403, "ACCESS_REFUSED")
     asked = 0
 
     def queue_declare(*_: object, **__: object) -> SimpleNamespace:
         nonlocal asked
         asked += 1
-        if is_refused:
-            raise ChannelClosedByBroker(403, "ACCESS_REFUSED")
+        if refusal is not None:
+            raise refusal
         return SimpleNamespace(method=SimpleNamespace(message_count=3))
 
     connection: Any = SimpleNamespace(channel=lambda: SimpleNamespace(queue_declare=queue_declare))
@@ -120,8 +120,11 @@ def test_a_refusal_to_say_how_many_messages_wait_is_shown_until_the_broker_answe
     [(what, reason)] = shown
     assert reason is not None
     assert "ACCESS_REFUSED" in reason
-    is_refused = False
-    reader._ask_at = 0.0
+    refusal, reader._ask_at = ConnectionClosedByBroker(320, "CONNECTION_FORCED"), 0.0
+    # It is the connection that was lost, and a restart says so.
+    with pytest.raises(ConnectionClosedByBroker):
+        reader._find_unread()
+    refusal = None
     assert [unread.amount for unread in reader._find_unread().values()] == [3]
     assert shown[1:] == [(what, None)]
 

@@ -465,7 +465,12 @@ def test_a_time_in_another_form_is_said(time: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["date=2026-03-10 time=10:01:02 devname=x", "1,2026/03/10 10:01:01,0018", "I0310 10:01:02.123456 1 x.go:116]"],
+    [
+        *("date=2026-03-10 time=10:01:02 devname=x", "1,2026/03/10 10:01:01,0018", "I0310 10:01:02.123456 1 x.go:116]"),
+        # An address, and a number, behind a word.
+        *("MAC Address 00:11:22:33:44:55 learned", "port 12 10:11:22:33:44:55 moved", "Client 10:11:22:33:44:55"),
+        *("Unit 1: 10:01:02 up", "CPU 0 10:01:02"),
+    ],
 )
 def test_a_message_that_has_a_time_of_its_own_has_no_header(line: str) -> None:
     [row] = rows(f"<189>{line}".encode())

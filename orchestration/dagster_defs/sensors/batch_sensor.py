@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -91,14 +92,20 @@ class DagsterRuns:
 
     def begun(self) -> list[tuple[PipelineRun, datetime, int]]:
         """Return the runs of attempts that have begun and not ended, each with its batch time and its attempt."""
-        runs = self._instance.get_runs(
-            filters=dg.RunsFilter(tags={PIPELINE_TAG: self._pipeline}, statuses=_BEGUN), limit=_MOST_BEGUN
-        )
         return [
             (_run(run), datetime.fromisoformat(run.tags[BATCH_TIME_TAG]), int(run.tags[ATTEMPT_TAG]))
-            for run in runs
+            for run in self.all_begun
             if BATCH_TIME_TAG in run.tags and ATTEMPT_TAG in run.tags
         ]
+
+    @cached_property
+    def all_begun(self) -> list[dg.DagsterRun]:
+        """Return the pipeline's runs that have begun and not ended, replays too; they are read from Dagster once."""
+        return list(
+            self._instance.get_runs(
+                filters=dg.RunsFilter(tags={PIPELINE_TAG: self._pipeline}, statuses=_BEGUN), limit=_MOST_BEGUN
+            )
+        )
 
     def end_lost(self, run_id: str, reason: str) -> None:
         """Mark a run as failed in Dagster, because its process is dead and can't do so itself."""
@@ -148,7 +155,7 @@ def end_left_runs(connection: sa.Connection, pipeline: Pipeline, instance: dg.Da
     for row in list_pipelines(connection):
         if row.name == pipeline.name:
             end_expired_runs(connection, row.pipeline_id, runs)
-            return lost_replays(connection, row.pipeline_id, row.name, instance, runs.end_lost)
+            return lost_replays(connection, row.pipeline_id, row.name, runs.all_begun, instance, runs.end_lost)
     return []
 
 

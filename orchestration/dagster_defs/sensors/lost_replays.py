@@ -2,7 +2,7 @@
 
 A replay's process is a child of the code server: if both are killed at once, Dagster shows the run as started for ever.
 The driver log says that its attempt and its process ended. `forebay batches replay` follows its run, and launches it
-again itself; nothing follows one that was requested over HTTP. It is requested again once, by a run key.
+again itself; nothing follows one that was requested over HTTP. It is requested again once.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from dagster._core.storage.tags import RUN_KEY_TAG
 
-from orchestration.batches.batch_schedule import LEFT_FOR, PIPELINE_TAG
+from orchestration.batches.batch_schedule import LEFT_FOR
 from orchestration.dagster_defs.assets.replay_job import FIRST_TAG, LAST_TAG, replay_job_name
-from orchestration.replays.replay_run import AGAIN_TAG, REPLAY_TAG, REQUEST_TAG
+from orchestration.replays.replay_run import AGAIN_TAG, FOLLOWS_TAG, REPLAY_TAG, REQUEST_TAG
 from tracker_store.batches.batches import end_of_run
 from tracker_store.schema.states import AttemptState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import sqlalchemy as sa
-
-_MOST = 100  # replays that run at once
 
 
 def lost_replays(
     connection: sa.Connection,
     pipeline_id: int,
     pipeline: str,
+    begun: Sequence[dg.DagsterRun],
     instance: dg.DagsterInstance,
     end: Callable[[str, str], None],
 ) -> list[dg.RunRequest]:
-    """Return requests for lost replays that are to run again; `end` ends a run in Dagster, with a reason."""
+    """Return requests for lost replays that are to run again.
+
+    `begun`: the pipeline's runs in Dagster that have begun and not ended. `end` ends one there, with a reason. While no
+    replay has begun, asks neither Dagster nor the driver log.
+    """
     requests: list[dg.RunRequest] = []
     # A run of assets may have steps of the user's own, which go on after a replay.
     job = replay_job_name(pipeline)
-    begun = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-    filters = dg.RunsFilter(job_name=job, tags={PIPELINE_TAG: pipeline}, statuses=begun)
-    for run in instance.get_runs(filters=filters, limit=_MOST):
-        if FIRST_TAG not in run.tags:
-            # It has begun with none yet.
+    for run in begun:
+        if run.job_name != job or FIRST_TAG not in run.tags:
+            # No replay, or one that has begun with no batch yet.
             continue
         first, last = (datetime.fromisoformat(run.tags[tag]) for tag in (FIRST_TAG, LAST_TAG))
         ended = end_of_run(
@@ -51,12 +51,13 @@ def lost_replays(
         if ended is None:
             continue
         state, error = ended
-        key = f"{AGAIN_TAG} {run.run_id}"
+        follows = {FOLLOWS_TAG: run.run_id}
         is_wanted = state is AttemptState.LOST and AGAIN_TAG in run.tags and run.status is dg.DagsterRunStatus.STARTED
-        if is_wanted and not instance.get_runs(filters=dg.RunsFilter(tags={RUN_KEY_TAG: key}), limit=1):
+        if is_wanted and not instance.get_runs(filters=dg.RunsFilter(tags=follows), limit=1):
             # Ended at a later look, when the other one is there: this process may end before it is made.
-            kept = {name: value for name, value in run.tags.items() if name in (REPLAY_TAG, REQUEST_TAG)}
-            requests.append(dg.RunRequest(run_key=key, job_name=job, run_config=run.run_config, tags=kept))
+            tags = {name: value for name, value in run.tags.items() if name in (REPLAY_TAG, REQUEST_TAG)} | follows
+            key = f"{AGAIN_TAG} {run.run_id}"
+            requests.append(dg.RunRequest(run_key=key, job_name=job, run_config=run.run_config, tags=tags))
             continue
         end(
             run.run_id,

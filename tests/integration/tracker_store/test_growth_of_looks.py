@@ -13,9 +13,11 @@ from tests.support.driver_log.filled_receivers import fill
 from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.postgres.counted_statements import counted
 from tests.support.postgres.statement_cost import NestedStatement, buffers, nodes_of, visited_rows
+from tracker_store.batches.batches import end_of_run
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements_on_agent
 from tracker_store.reports.status import pipeline_status, pipeline_status_with, processing_times, stream_lag
+from tracker_store.schema.states import AttemptState
 
 LOOKS = ("receiver_status", "stream_lag", "pipeline_status", "storage_usage", "reader_lag")
 # The history that is added between two looks: a year of some tables, for a few receivers.
@@ -112,6 +114,35 @@ def test_the_newest_processing_times_cost_no_history(connection: sa.Connection) 
     assert [row.times for row in found] == [[timedelta(seconds=2)]] * 20
     [query] = sent.queries
     assert visited_rows(nodes_of(connection, query.replace(":", "\\:"))) <= 20 * 100  # the history has 5,000 each
+
+
+def test_a_long_replay_that_runs_is_looked_at_without_its_attempts(connection: sa.Connection) -> None:
+    log = make_log(connection)
+    add_history(connection)
+    connection.exec_driver_sql(
+        "INSERT INTO forebay.batch_attempts (pipeline_id, batch_time, attempt, run_id, kind, state, ended_at) "
+        "SELECT pipeline_id, batch_time, 1, 'r', 'replay', 'SUCCEEDED', batch_time FROM forebay.batches"
+    )
+    connection.exec_driver_sql(
+        "INSERT INTO forebay.batch_attempts (pipeline_id, batch_time, attempt, run_id, kind) "
+        "SELECT pipeline_id, max(batch_time), 2, 'r', 'replay' FROM forebay.batches GROUP BY pipeline_id"
+    )
+    connection.exec_driver_sql("VACUUM ANALYZE")
+
+    def end() -> tuple[AttemptState, str] | None:
+        first = NOON - timedelta(days=30)
+        return end_of_run(
+            connection, pipeline_id=log.pipeline_id, run_id="r", first=first, last=NOON, since=timedelta(0)
+        )
+
+    with counted(connection) as looked:
+        assert end() is None
+    [query] = looked.queries
+    assert visited_rows(nodes_of(connection, query)) <= 10
+    connection.exec_driver_sql(
+        "UPDATE forebay.batch_attempts SET state = 'LOST', ended_at = clock_timestamp() WHERE state = 'RUNNING'"
+    )
+    assert end() == (AttemptState.LOST, "")
 
 
 def test_the_lag_of_many_pipelines_does_not_compare_each_with_every_stream(connection: sa.Connection) -> None:

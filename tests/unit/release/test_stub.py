@@ -26,7 +26,7 @@ def test_the_stub_is_that_of_the_code(path: Path) -> None:
 def test_the_stub_has_each_public_name_and_no_other(path: Path) -> None:
     module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     imported = [node for node in ast.parse(stub(path)).body if isinstance(node, ast.ImportFrom)]
-    assert sorted(name.name for node in imported for name in node.names) == dir(module)
+    assert sorted(name.name for node in imported for name in node.names) == dir(module) == sorted(module.__all__)
     for node in imported:
         for name in node.names:
             assert getattr(module, name.name).__module__ == node.module

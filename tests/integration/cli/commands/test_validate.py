@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import textwrap
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,14 +17,16 @@ from typer.testing import CliRunner
 
 from forebay import DeltaSink
 from forebay.cli.checks import plan_checks
+from forebay.cli.commands import validate
 from forebay.cli.main import app
-from orchestration.declarations.apply import apply
+from orchestration.declarations.apply import Change, apply
 from orchestration.declarations.modules import load_pipelines
 from orchestration.spark.session.java import JavaNotFoundError
 from tests.integration.orchestration.target_database import Target
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -223,6 +226,19 @@ def test_an_address_that_a_running_receiver_of_the_stream_holds_is_well(
         assert ("failed", "`forebay apply` asks first, and writes nothing") in about(found, "driver log")
         renamed = module(one_stream(source, home).replace('"lines", ', '"rows", renamed_from="lines", source='))
         assert held in about(findings(renamed, well=True), "stream rows")
+
+
+def test_the_addresses_of_a_packages_kind_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_list: Any = SimpleNamespace(name="rows", renamed_from=None, source=SimpleNamespace(listen=["a:1", "b:1"]))
+    of_none: Any = SimpleNamespace(name="tail", renamed_from=None, source=SimpleNamespace())
+    lines = SimpleNamespace(name="lines", declaration={"source": {"listen": ["a:1", "b:1"]}})
+    files = SimpleNamespace(name="files", declaration={"source": {}})
+    active = [SimpleNamespace(stream=name, state=ReceiverState.ACTIVE) for name in ("lines", "files")]
+    monkeypatch.setattr(validate, "receiver_status", lambda _: active)
+    monkeypatch.setattr(validate, "list_streams", lambda _: [lines, files])
+    ends = [Change("stream", name, "stop") for name in ("lines", "files")]
+    connection: Any = None
+    assert set(validate._running(connection, [of_list, of_none], ends)) == {"lines", "files", "rows"}
 
 
 def test_sinks_are_asked_for_rights_and_nothing_is_written(

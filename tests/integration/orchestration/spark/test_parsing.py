@@ -855,8 +855,8 @@ LOG_OPTIONS = {"nullValue": "-", "timestampFormat": "dd/MMM/yyyy:HH:mm:ss Z"}
 
 
 def test_a_number_is_a_time_in_seconds_and_one_of_milliseconds_is_none(session: SparkSession) -> None:
-    good = ["-1", "1767225600", "253402300799"]
-    bad = ["253402300800", "1767225600000", "1767225600000000", "1767225600.5"]
+    good = ["-1", "1767225600", "-62135596800", "253402300799"]
+    bad = ["-62135596801", "253402300800", "-86400000000", "1767225600000", "1767225600000000", "1767225600.5"]
     parsed = from_json_records(lines(session, *(f'{{"at": {one}}}' for one in [*good, *bad])), "at TIMESTAMP")
     assert rows(well_formed(parsed).selectExpr("unix_seconds(at)")) == [(int(one),) for one in good]
     assert rows(corrupt(parsed)) == [(f'{{"at": {one}}}',) for one in bad]

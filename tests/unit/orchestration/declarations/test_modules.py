@@ -43,6 +43,14 @@ if TYPE_CHECKING:
             "from forebay import Pipeline\n\nPipeline('words', '10s')\n",
             r"Pipeline takes the others by name, as interval=… \(positional_interval.py, line 3\)",
         ),
+        (
+            "beside_a_broken_module",
+            (
+                "import types\nfrom forebay.sources import Kafka\n\ndef fails(name): raise RuntimeError('no torch')\n"
+                "lazy = types.ModuleType('lazy')\nlazy.__getattr__ = fails\nKafka('h:1', topics='t')\n"
+            ),
+            r"Kafka takes the others by name, as bootstrap_servers=… \(beside_a_broken_module.py, line 7\)",
+        ),
         ("own_places", "def f(a): ...\nf(1, 2)\n", r"2 were given \(own_places.py, line 2\)"),
         (
             "source",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -13,7 +14,6 @@ import sqlalchemy as sa
 from dagster._core.events import EngineEventData, JobFailureData
 from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.execution.retries import auto_reexecution_should_retry_run
-from dagster._core.storage.tags import RUN_KEY_TAG
 from dagster_shared.error import SerializableErrorInfo
 
 from forebay import ParquetSink, Pipeline, Stream
@@ -35,7 +35,7 @@ from orchestration.dagster_defs.shared.sensor_connections import SensorConnectio
 from orchestration.declarations.apply import apply
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
-from orchestration.replays.replay_run import AGAIN_TAG, REQUEST_TAG
+from orchestration.replays.replay_run import AGAIN_TAG, FOLLOWS_TAG, REQUEST_TAG
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
 from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
@@ -598,12 +598,15 @@ def test_a_replay_lost_with_its_code_server_is_requested_again_once_if_nothing_f
         assert request.tags.get(REQUEST_TAG) == "k"
         assert AGAIN_TAG not in request.tags, "it is requested again once"
         assert status() is started, "the other run may not be made: this is looked at again"
-        assert request.run_key is not None
-        ticking.instance.add_run(
-            dg.DagsterRun(job_name="words_replay", status=started, tags={RUN_KEY_TAG: request.run_key})
-        )
+        assert (request.run_key or "").endswith(lost.run_id)
+        assert request.tags[FOLLOWS_TAG] == lost.run_id
+        ticking.instance.add_run(dg.DagsterRun(job_name="words_replay", status=started, tags=request.tags))
     assert look() == []
     assert status() is dg.DagsterRunStatus.FAILURE
+    asked = Mock(wraps=ticking.instance.get_runs)
+    monkeypatch.setattr(ticking.instance, "get_runs", asked)
+    assert look() == []
+    assert asked.call_count == 1, "ticks come every few seconds, for each pipeline"
 
 
 def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(ticking: Ticking) -> None:
