@@ -86,6 +86,13 @@ class ReceiverProcesses:
             result = connection.execute(sa.text(statement), values)
             return list(result) if result.returns_rows else []
 
+    def is_cut_off(self) -> bool:
+        """Return whether no receiver has a session: then the server has ended what it was sent before a cut, too."""
+        return not self.execute(
+            "SELECT pid FROM pg_catalog.pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'forebay receiver %'"
+        )
+
     def place(self, receiver_id: int, assignment: int) -> None:
         """Place a receiver, as the tracker does before a process is started for it."""
         self.execute(

@@ -92,7 +92,7 @@ def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> N
     eventually(lambda: rig.registered_blocks() > _FIRST_BLOCKS, "blocks")
     cut_off_until(
         proxy,
-        lambda: rig.stored_frames() >= rig.registered_blocks() + blocks,
+        lambda: rig.is_cut_off() and rig.stored_frames() >= rig.registered_blocks() + blocks,
         rig.registered_blocks,
         "stored blocks that are not registered",
     )

@@ -57,7 +57,7 @@ def hold_unregistered(rig: ReceiverRig, between: CuttingProxy, blocks: int = 3) 
     eventually(lambda: rig.records() > 50, "50 records")
     cut_off_until(
         between,
-        lambda: holds_unregistered(rig, blocks),
+        lambda: rig.is_cut_off() and holds_unregistered(rig, blocks),
         rig.records,
         f"{blocks} blocks that are stored and not registered",
     )

@@ -228,12 +228,12 @@ def test_a_removed_reader_resumes_at_its_checkpoint_unless_its_blocks_are_lost(l
     log.add_at(receiver_id, *TIMES)
     reader = attach_reader(log.connection, name="a", stream="lines")
     remove_reader(log.connection, "a")
-    for ask in (
-        lambda: next_positions(log.connection, reader.reader_id, {}),
-        lambda: move_reader(log.connection, reader.reader_id, {}),
-        lambda: remove_reader(log.connection, "a"),
+    for ask, said in (
+        (lambda: next_positions(log.connection, reader.reader_id, {}), "a named reader that was removed"),
+        (lambda: move_reader(log.connection, reader.reader_id, {}), "a named reader that was removed"),
+        (lambda: remove_reader(log.connection, "a"), "there is no reader 'a'"),
     ):
-        with pytest.raises(DriverLogError, match="a named reader that was removed"):
+        with pytest.raises(DriverLogError, match=said):
             ask()
     again = attach_reader(log.connection, name="a", stream="lines", positions={receiver_id: 3})
     assert again.positions == {receiver_id: 3}

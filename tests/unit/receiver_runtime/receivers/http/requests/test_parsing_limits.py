@@ -244,9 +244,9 @@ def test_bytes_count_as_they_are_decompressed(tmp_path: Path, monkeypatch: pytes
     body = gzip.compress(b'"' + b"x" * 900_000 + b'"')
     with listening(tmp_path, **limits) as made, ThreadPoolExecutor(2) as senders:
         answers = as_completed([senders.submit(made.post, body, JSON | GZIP) for _ in range(2)], SECONDS)
-        refused = next(answers).result().status
+        refused = next(answers).result(SECONDS).status
         go_on.set()
-        assert (refused, next(answers).result().status) == (429, 200)
+        assert (refused, next(answers).result(SECONDS).status) == (429, 200)
         # Nothing stays counted.
         assert made.post(body, JSON | GZIP).status == 200
         assert made.post(b"1\n2", LINES).status == 200
