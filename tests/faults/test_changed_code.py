@@ -75,7 +75,9 @@ def edit(system: RunningSystem, before: str, after: str, *files: str) -> None:
 
 
 def said(system: RunningSystem) -> list[str]:
-    return [line for line in (system.home / "up.log").read_text().splitlines() if " changed" in line]
+    """Return what it said of changed code, without the times at which the lines begin."""
+    lines = (system.home / "up.log").read_text().splitlines()
+    return [line.partition(" ")[2] for line in lines if " changed" in line]
 
 
 def versions(system: RunningSystem) -> dict[str, set[str]]:
