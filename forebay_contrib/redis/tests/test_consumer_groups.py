@@ -34,18 +34,22 @@ class Stream:
         return []
 
 
+SOURCE = RedisStreams(host="127.0.0.1", group="g", streams="s")
+
+
+def receiver_of(said: list[str]) -> Any:  # noqa: ANN401  a stand-in
+    """Return a receiver with no position yet, whose errors are added to a list."""
+    path = SimpleNamespace(known_keys=lambda _: set(), positions=None)
+    settings = SimpleNamespace(key_window=3600.0, max_block_bytes=BLOCK)
+    return SimpleNamespace(supervisor=SimpleNamespace(block_path=path, settings=settings), report_error=said.append)
+
+
 def moved_past(stream: Stream, entries: int, stopping: threading.Event) -> list[str]:
     """Return what is reported if a receiver is given the entry behind these as its first one."""
     said: list[str] = []
-    path = SimpleNamespace(known_keys=lambda _: set(), positions=None)
-    settings = SimpleNamespace(key_window=3600.0, max_block_bytes=BLOCK)
-    receiver: Any = SimpleNamespace(
-        supervisor=SimpleNamespace(block_path=path, settings=settings), report_error=said.append
-    )
-    source = RedisStreams(host="127.0.0.1", group="g", streams="s")
     client: Any = stream
     given = b"%d-0" % (entries + 1)
-    ConsumerGroups(receiver, source, "c", set(), stopping).note_given(client, "s", given, given)
+    ConsumerGroups(receiver_of(said), SOURCE, "c", set(), stopping).note_given(client, "s", given, given)
     return said
 
 
@@ -77,13 +81,7 @@ def test_a_mark_that_another_receiver_has_moved_meanwhile_is_compared_with_a_lat
     looks = [Seen(10, 13, 1, 12, 13, 10, 12), Seen(14, 14, 1, 13, 14, 14, 12)]
     monkeypatch.setattr(consumer_groups, "_see", lambda *_: looks.pop(0))
     said: list[str] = []
-    path = SimpleNamespace(known_keys=lambda _: set(), positions=None)
-    settings = SimpleNamespace(key_window=3600.0, max_block_bytes=BLOCK)
-    receiver: Any = SimpleNamespace(
-        supervisor=SimpleNamespace(block_path=path, settings=settings), report_error=said.append
-    )
-    source = RedisStreams(host="127.0.0.1", group="g", streams="s")
-    groups = ConsumerGroups(receiver, source, "c", set(), threading.Event())
+    groups = ConsumerGroups(receiver_of(said), SOURCE, "c", set(), threading.Event())
     group: Any = groups._groups["s"]
     group.reached = Reached(through=10, last=10, added=10, rank=10)
     group.marks = SimpleNamespace(read=lambda: others, note=lambda _: None)
