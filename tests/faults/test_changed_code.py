@@ -80,6 +80,11 @@ def said(system: RunningSystem) -> list[str]:
     return [line.partition(" ")[2] for line in lines if " changed" in line]
 
 
+def last_said(system: RunningSystem) -> str:
+    """Return the newest line of them; empty: there is none yet."""
+    return (said(system) or [""])[-1]
+
+
 def versions(system: RunningSystem) -> dict[str, set[str]]:
     """Return the versions that a batch's rows name, by its batch time; in order."""
     found: defaultdict[str, set[str]] = defaultdict(set)
@@ -110,7 +115,7 @@ def test_an_edit_during_a_batch_takes_effect_in_the_next_one(system: RunningSyst
 def test_a_broken_module_leaves_the_last_good_version_in_force_also_for_a_new_driver(system: RunningSystem) -> None:
     before = newest(system)
     edit(system, "def seen(numbers):", "def seen(numbers:")
-    system.until("it is refused", lambda: "can't be used: SyntaxError" in said(system)[-1])
+    system.until("it is refused", lambda: "can't be used: SyntaxError" in last_said(system))
     driver = system.until("a batch driver", lambda: system.process("batch-driver", "--agent-line"))
     system.kill(driver)
     done = len(versions(system))
@@ -121,7 +126,7 @@ def test_a_broken_module_leaves_the_last_good_version_in_force_also_for_a_new_dr
 
 def test_an_interval_changes_although_the_code_server_dies_while_it_loads(system: RunningSystem) -> None:
     edit(system, 'interval="2s"', 'interval="3s"')
-    system.until("it is in force", lambda: "from the next batch on" in said(system)[-1])
+    system.until("it is in force", lambda: "from the next batch on" in last_said(system))
     server = system.until("the next code server loads", lambda: system.process("dagster", "api", "grpc"))
     system.kill(server)
 
@@ -134,8 +139,10 @@ def test_an_interval_changes_although_the_code_server_dies_while_it_loads(system
 
 def test_a_rename_waits_for_apply(system: RunningSystem) -> None:
     edit(system, "def seen", "def shown")
-    system.until("it waits", lambda: "waits for `forebay apply`: output of numbered 'seen' is gone" in said(system)[-1])
+    system.until(
+        "it waits", lambda: "waits for `forebay apply`: output of numbered 'seen' is gone" in last_said(system)
+    )
     answer = CliRunner().invoke(app, ["status", "--json"], env={"FOREBAY_HOME": str(system.home)})
     shown = [problem["what"] for problem in json.loads(answer.stdout)["problems"]]
-    assert said(system)[-1] in shown
+    assert last_said(system) in shown
     edit(system, "def shown", "def seen")
