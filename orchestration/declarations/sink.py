@@ -29,7 +29,7 @@ class SinkError(Exception):
 
 
 class TargetUnavailableError(SinkError):
-    """This sink's target takes no result now: it is away, needs a secret or a package first, or is another output's.
+    """This sink's target takes no result now: it can't be reached, lacks a secret or package, or is another output's.
 
     The batch is BLOCKED until it does.
     """
