@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestration.declarations.pipeline import PER_HOST, DeclarationError
+from orchestration.declarations.pipeline import PER_HOST
+from orchestration.declarations.renames import idle_renames, refuse_to_rename, renames
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.source import SourceError
@@ -20,7 +21,7 @@ from tracker_store.connection.errors import SharedPlaceError, StrandingChangeErr
 from tracker_store.schema.declarations import PipelineDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import sqlalchemy as sa
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 #: The detail of a renamed stream whose name is in its senders' URLs.
 SENDERS_PATH = "path in senders' URLs"
+_STRANDED = (
+    "If it has another name now: Stream(…, renamed_from={0!r}). If it is to go: while the pipeline reads it, "
+    "`forebay receivers stop {0}`, and take it out when `forebay status` shows that nothing waits."
+)
 _REMOVAL = "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`"
 
 
@@ -83,31 +88,25 @@ def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list
     applied_pipelines = {row.name: row.declaration for row in rows.values()}
     streams = declared_streams(pipelines)
     by_name = {stream.name: stream for stream in streams}
-    renames = _renames(streams, applied_streams)
+    renamed = renames(streams, applied_streams)
     declared = [("stream", s.name, s.declaration(), applied_streams) for s in streams]
     declared += [("pipeline", p.name, p.declaration(), applied_pipelines) for p in pipelines]
     for kind, name, declaration, applied in declared:
-        if kind == "stream" and name in renames:
-            old = renames[name]
+        if kind == "stream" and name in renamed:
+            old = renamed[name]
             moved = (("name", old, name), *_moved_path(by_name[name].source, old, name))
             changes.append(Change(kind, name, "rename", (*moved, *changed_keys(applied[old], declaration))))
         elif name not in applied:
             changes.append(Change(kind, name, "add"))
         elif details := changed_keys(applied[name], declaration):
             changes.append(Change(kind, name, "change", details))
-    lost = _lost(pipelines, rows) - {*renames.values()}
+    lost = _lost(pipelines, rows) - {*renamed.values()}
     return changes + _stops(connection, {name: applied_streams[name] for name in lost & applied_streams.keys()})
 
 
 def _moved_path(source: Source, old: str, new: str) -> list[tuple[str, Any, Any]]:
     path = source.path_of(new)
     return [] if path is None else [(SENDERS_PATH, source.path_of(old), path)]
-
-
-def _renames(streams: Sequence[Stream], applied: Mapping[str, object]) -> dict[str, str]:
-    """Return the applied name of each stream that would get a new one."""
-    named = {stream.name: stream.renamed_from for stream in streams if stream.name not in applied}
-    return {name: old for name, old in named.items() if old is not None and old in applied}
 
 
 def _lost(pipelines: Sequence[Pipeline], rows: Mapping[str, store.PipelineRow]) -> set[str]:
@@ -143,6 +142,23 @@ def _stops(connection: sa.Connection, lost: Mapping[str, dict[str, Any]]) -> lis
 
 def _streams_of(row: store.PipelineRow) -> set[str]:
     return {*PipelineDeclaration.of(row.declaration).streams}
+
+
+def unclear_renames(changes: Sequence[Change], stop: Collection[str], command: str) -> str | None:
+    """Return what to decide before an apply that stops a stream and adds another: they may be one, renamed.
+
+    stop: streams that the person has said to stop. command: the one that takes `--stop`.
+    """
+    added = [change.name for change in changes if (change.kind, change.action) == ("stream", "add")]
+    stops = [change.name for change in changes if change.action == "stop" and change.name not in stop]
+    if not added or not stops:
+        return None
+    return (
+        f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "
+        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records (the URL of HTTP senders '
+        "changes with its name). If not, "
+        f"`{command} {' '.join(f'--stop {name}' for name in stops)}` stops the one and begins the other."
+    )
 
 
 def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
@@ -189,31 +205,14 @@ def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
     """Raise DeclarationError, StrandingChangeError or SharedPlaceError if `apply` would; write nothing."""
     applied = {row.name: row for row in store.list_streams(connection)}
     before = {row.name: row for row in store.list_pipelines(connection)}
-    renames = _renames(declared_streams(pipelines), applied)
-    _refuse_to_rename(renames, pipelines, before)
+    streams, own = declared_streams(pipelines), {pipeline.name for pipeline in pipelines}
+    renamed = renames(streams, applied)
+    others = {name: _streams_of(row) for name, row in before.items() if name not in own}
+    refuse_to_rename(renamed, {stream.name for stream in streams}, others, _REMOVAL)
     for pipeline in pipelines:
         if pipeline.name in before:
-            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied, renames)
+            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied, renamed)
     refuse_to_share(pipelines, before)
-
-
-def _refuse_to_rename(
-    renames: Mapping[str, str], pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]
-) -> None:
-    """Refuse to take a name that something else still reads: another stream would be made under it."""
-    names, own = {stream.name for stream in declared_streams(pipelines)}, {pipeline.name for pipeline in pipelines}
-    for new, old in renames.items():
-        where = f"stream {new!r}: renamed_from={old!r}"
-        if old in names:
-            message = f"{where}: {old} is declared too: leave renamed_from out, or that stream"
-            raise DeclarationError(message)
-        others = sorted(name for name, row in before.items() if name not in own and old in _streams_of(row))
-        if others:
-            message = (
-                f"{where}: pipeline {others[0]!r} reads it too, and is not declared here: apply both in one call, or "
-                f"remove that pipeline, {_REMOVAL.format(others[0])}"
-            )
-            raise DeclarationError(message)
 
 
 def _preferred_host(stream: Stream) -> str | None:
@@ -282,22 +281,29 @@ def _refuse_to_strand(
     pipeline: Pipeline,
     row: store.PipelineRow,
     streams: dict[str, store.StreamRow],
-    renames: Mapping[str, str],
+    renamed: Mapping[str, str],
 ) -> None:
     """Refuse to take a stream from a pipeline while its blocks, or a batch with its records, wait there."""
     # A name that is no stream's is one before a rename that was interrupted: what waits is under the new name.
-    for name in (_streams_of(row) & streams.keys()) - {renames.get(s.name, s.name) for s in pipeline.streams}:
+    for name in (_streams_of(row) & streams.keys()) - {renamed.get(s.name, s.name) for s in pipeline.streams}:
         waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
         if waiting:
             raise StrandingChangeError(
-                f"pipeline {row.name!r} no longer reads {name}, of which {waiting:,} records wait for a batch of it"
+                f"pipeline {row.name!r} no longer reads {name}, of which {waiting:,} records wait for a batch of it",
+                _STRANDED.format(name),
             )
         unfinished = store.unfinished_records(connection, row.pipeline_id, streams[name].stream_id)
         if unfinished:
             raise StrandingChangeError(
                 f"pipeline {row.name!r} no longer reads {name}, of which {unfinished:,} records are in batches of it "
-                "that are not finished"
+                "that are not finished",
+                _STRANDED.format(name),
             )
+
+
+def rename_hints(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[str]:
+    """Return a sentence for each stream's `renamed_from` that would rename nothing, and may be meant to."""
+    return idle_renames(declared_streams(pipelines), {row.name for row in store.list_streams(connection)})
 
 
 def target_steps(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[str]:

@@ -26,6 +26,7 @@ def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
     return {
         "pipelines": {pipeline.name: pipeline.declaration() for pipeline in pipelines},
         "streams": {stream.name: stream.declaration() for stream in declared_streams(pipelines)},
+        "renamed": {stream.name: stream.renamed_from for stream in declared_streams(pipelines)},
         "descriptions": {
             pipeline.name: {output.name: output.description for output in pipeline.outputs.values()}
             for pipeline in pipelines
@@ -36,7 +37,8 @@ def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
 def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return one line for each change between two results of `declared` that waits for `forebay apply`."""
     found = [*_gone("pipeline", before["pipelines"], after["pipelines"])]
-    found += _gone("stream", before["streams"], after["streams"])
+    renamed = {old: name for name, old in after["renamed"].items() if name not in before["streams"]}
+    found += _gone("stream", before["streams"], after["streams"], renamed)
     for name, pipeline in after["pipelines"].items():
         if name in before["pipelines"]:
             outputs = before["pipelines"][name]["outputs"]
@@ -73,9 +75,14 @@ def _said(key: str, old: object, new: object) -> str:
     return f"{key} {old} → {new}" if len(f"{old}{new}") <= _SHORT and not isinstance(new, list) else key
 
 
-def _gone(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _gone(
+    kind: str, before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+) -> Iterator[str]:
     new = ", ".join(sorted(after.keys() - before.keys()))
     for name in sorted(before.keys() - after.keys()):
+        if renamed and name in renamed:
+            yield f"{kind} {name!r} is renamed to {renamed[name]}, and the URL of HTTP senders changes with it"
+            continue
         how = ""
         if kind == "stream":
             how = f"; if it is renamed: Stream(…, renamed_from={name!r}), and the URL of HTTP senders changes with it"

@@ -13,7 +13,14 @@ from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import SENDERS_PATH, Change, difference, target_steps
+from orchestration.declarations.apply import (
+    SENDERS_PATH,
+    Change,
+    difference,
+    rename_hints,
+    target_steps,
+    unclear_renames,
+)
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import load_pipelines
@@ -48,20 +55,6 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
                 f"remove {change.name}`.",
                 markup=False,
             )
-
-
-def unclear_renames(changes: Sequence[Change], stop: Sequence[str]) -> str | None:
-    """Return what to decide before an apply that stops a stream and adds another: they may be one, renamed."""
-    added = [change.name for change in changes if (change.kind, change.action) == ("stream", "add")]
-    stops = [change.name for change in changes if change.action == "stop" and change.name not in stop]
-    if not added or not stops:
-        return None
-    return (
-        f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "
-        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records (the URL of HTTP senders '
-        "changes with its name). If not, "
-        f"`forebay apply {' '.join(f'--stop {name}' for name in stops)}` stops the one and begins the other."
-    )
 
 
 def held_targets(refused: Sequence[str]) -> str | None:
@@ -143,10 +136,11 @@ def apply(
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
         targets = ask_targets(connection, pipelines)
-        unclear = unclear_renames(changes, stop or ()) or held_targets(targets.refused)
+        hints = rename_hints(connection, pipelines)
+        unclear = unclear_renames(changes, stop or (), "forebay apply") or held_targets(targets.refused)
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
-    for line in targets.unasked:
+    for line in [*hints, *targets.unasked]:
         console.print(line, markup=False, soft_wrap=True)
     if unclear is not None:
         print_changes(console, changes)

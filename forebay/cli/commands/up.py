@@ -52,7 +52,7 @@ from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from orchestration.declarations.apply import Change, apply
+from orchestration.declarations.apply import Change, apply, difference, rename_hints, unclear_renames
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
@@ -67,7 +67,7 @@ from tracker_store.batches.pipeline_states import all_ended, start_pipelines
 from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
 from tracker_store.batches.run_queue import has_ready_driver, has_waiting_run
 from tracker_store.connection.engine import connect, create_engine
-from tracker_store.connection.errors import DriverLogError
+from tracker_store.connection.errors import DriverLogError, SharedPlaceError, StrandingChangeError
 from tracker_store.connection.outage import SURVIVED, Outage
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.host.log_files import LogRoller
@@ -76,11 +76,13 @@ from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
 from tracker_store.server.services_login import SERVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
     import sqlalchemy as sa
+
+    from orchestration.declarations.pipeline import Pipeline
 
 CODE_SERVER = "dagster-code-server"
 DEFAULT_UI_PORT = 3000
@@ -157,6 +159,30 @@ def _is_driver_awaited(connection: sa.Connection) -> bool:
     return has_waiting_run(connection, location=LOCATION) or not has_ready_driver(connection, location=LOCATION)
 
 
+def apply_at_start(
+    connection: sa.Connection, pipelines: Sequence[Pipeline], stop: Collection[str], tell: Callable[[str], None]
+) -> list[Change]:
+    """Apply what is declared before anything runs, and return what that changes; `tell` is called as `Services` does.
+
+    Raises CommandError, and writes nothing, if it is refused, or if a person must say first whether a stream that is
+    not in `stop` has another name now.
+    """
+    targets = ask_targets(connection, pipelines)
+    for line in [*rename_hints(connection, pipelines), *targets.unasked]:
+        tell(line)
+    # A person applies nothing that is refused; a start, maybe with no person there, must not keep all from running.
+    for line in targets.refused:
+        tell(f"{line} Until then its batches wait (BLOCKED), and all else runs.")
+    if unclear := unclear_renames(difference(connection, pipelines), stop, "forebay up"):
+        message = f"Nothing was started. {unclear}"
+        raise CommandError(message)
+    try:
+        return apply(connection, pipelines)
+    except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
+        message = f"Nothing was started: {error} To run commands that this names, start with the code as it was before."
+        raise CommandError(message) from error
+
+
 class Services:
     """Run the services of one home while the context is entered. For the main thread: it handles signals."""
 
@@ -169,6 +195,7 @@ class Services:
         tell: Callable[[str], None] = lambda _: None,
         watches: bool = True,
         slots: int | None = None,
+        stop: Collection[str] = (),
     ) -> None:
         """Prepare them; nothing starts before the context is entered.
 
@@ -179,6 +206,7 @@ class Services:
             tell: called with a line for people: code that was changed, or what became wrong in the system.
             watches: whether changed files take effect by themselves, or by `forebay apply` alone.
             slots: how many receivers may run; None: as many as are declared, at least 16 and at most `MOST_SLOTS`.
+            stop: streams that the module no longer has, and that are not those of other names in it.
         """
         self._settings = settings
         self._wanted_ui_port = ui_port
@@ -192,6 +220,7 @@ class Services:
         self._problems = ProblemWatch(tell)
         self._watches = watches
         self._slots = slots
+        self._stop = stop
         #: How many receivers are declared, when the services start.
         self.receivers = 0
         self._code: CodeWatch | None = None
@@ -328,14 +357,7 @@ class Services:
         self._database_url = _prepare_database(self._database_url, self._settings, self._supervisor)
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
-            targets = ask_targets(connection, pipelines)
-            for line in targets.unasked:
-                self._tell(line)
-            # A person applies nothing that is refused; a start, maybe with no person there, must not keep all from
-            # running.
-            for line in targets.refused:
-                self._tell(f"{line} Until then its batches wait (BLOCKED), and all else runs.")
-            self.changes = apply(connection, pipelines)
+            self.changes = apply_at_start(connection, pipelines, self._stop, self._tell)
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
@@ -506,6 +528,12 @@ def up(
             help=f"The most receivers that may run. Default: as many as are declared, {DEFAULT_SLOTS} to {MOST_SLOTS}.",
         ),
     ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A stream that the module no longer has, and that is not one of the new ones by another name."
+        ),
+    ] = None,
 ) -> None:
     """Apply a pipeline module and run everything on this machine until Ctrl-C.
 
@@ -536,6 +564,7 @@ def up(
             tell=lambda line: console.print(f"{datetime.now(UTC):%H:%M:%S} {line}", markup=False, soft_wrap=True),
             watches=watch,
             slots=slots,
+            stop=stop or (),
         ) as services:
             if services.changes:
                 print_changes(console, services.changes)

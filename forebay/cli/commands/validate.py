@@ -17,12 +17,19 @@ from forebay.cli.checks.findings import Finding, Health, all_well, findings_tabl
 from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
 from forebay.cli.checks.source_checks import check_declaration, check_source
-from forebay.cli.commands.apply import unclear_renames
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
-from orchestration.declarations.apply import declared_streams, difference, refuse, refuse_to_share, target_steps
+from orchestration.declarations.apply import (
+    declared_streams,
+    difference,
+    refuse,
+    refuse_to_share,
+    rename_hints,
+    target_steps,
+    unclear_renames,
+)
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.reading.batch_reader import declared_columns
@@ -234,9 +241,11 @@ def _compare(
         refuse(connection, pipelines)
     except DriverLogError as error:
         yield Finding("driver log", Health.FAILED, str(error), "`forebay apply` refuses it: see the message.")
-    unclear = unclear_renames(changes, ())
+    unclear = unclear_renames(changes, (), "forebay apply")
     if unclear is not None:
         yield Finding("driver log", Health.FAILED, "`forebay apply` asks first, and writes nothing", unclear)
+    for hint in rename_hints(connection, pipelines):
+        yield Finding("driver log", Health.WARNING, hint)
     for change in changes:
         yield Finding(f"{change.kind} {change.name}", Health.OK, _shown(change))
     if not changes:

@@ -18,10 +18,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.apply import apply, declared_streams, refuse
+from orchestration.declarations.apply import apply, declared_streams, refuse, rename_hints
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.modules import IMPORT_FAILS, PipelineModuleError, load_pipelines, said_in_a_line
+from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.project_code import CodeCopies, same_code
 from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipeline_states import start_pipelines
@@ -63,7 +64,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CodeAnswer:
-    """Say what became of it. declared: what it declares. is_new: whether the code server must load it at once."""
+    """Say what became of it.
+
+    why: of one in force, what else to know. declared: what it declares. is_new: the code server must load it at once.
+    """
 
     outcome: Outcome
     why: str = ""
@@ -108,6 +112,8 @@ def check(request: Request) -> CodeAnswer:
     try:
         with connect_once(settings.require_database_url(), application_name="forebay up") as connection:
             return put_in_force(connection, CodeCopies(settings.home), pipelines, request)
+    except DeclarationError as error:
+        return CodeAnswer(Outcome.REFUSED, str(error))
     except (SharedPlaceError, StrandingChangeError) as error:
         return CodeAnswer(Outcome.WAITS, str(error))
     except SURVIVED as error:
@@ -130,6 +136,7 @@ def put_in_force(
         sys.stderr.write(f"{line}\n")
     if targets.refused:
         return CodeAnswer(Outcome.WAITS, " ".join(targets.refused))
+    hints = " ".join(rename_hints(connection, pipelines))
     before = copies.in_force()
     copies.put_in_force(copy.file)
     try:
@@ -144,7 +151,7 @@ def put_in_force(
     loaded = before if request.runs is None else Path(request.runs)
     if loaded is not None and loaded != copy.file:
         _restart_receivers(connection, pipelines, CodeCopy(loaded), copy)
-    return CodeAnswer(Outcome.IN_FORCE, declared=now, is_new=bool(changes) or now != request.declared)
+    return CodeAnswer(Outcome.IN_FORCE, hints, declared=now, is_new=bool(changes) or now != request.declared)
 
 
 def _restart_receivers(

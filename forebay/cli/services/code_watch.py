@@ -230,7 +230,7 @@ class CodeWatch:
                 self._said, self._is_other = "", False
                 self._tell(
                     f"{changed} changed: from the next batch on, code {code.version} runs"
-                    f"{f' ({otherwise})' if otherwise else ''}."
+                    f"{f' ({otherwise})' if otherwise else ''}.{f' {result.why}' if result.why else ''}"
                 )
                 return result
             case Outcome.WAITS:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from orchestration.batches.batch_schedule import declaration_fingerprint
 from orchestration.declarations.apply import apply, is_applied
 from orchestration.declarations.compatibility import declared, needs_a_person
+from orchestration.declarations.pipeline import DeclarationError
 from tracker_store.batches.pipelines import list_pipelines, stream_declarations
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 
@@ -65,7 +66,7 @@ def follow_reload(
         return before, f"What waits for it: {'; '.join(decisions)}."
     try:
         apply(connection, [pipeline])
-    except (SharedPlaceError, StrandingChangeError) as error:
+    except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
         return before, str(error)
     return AppliedCursor(loaded, wants), ""
 

@@ -122,6 +122,10 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
             ),
         ),
         (
+            [('Stream("lines", ', 'Stream("rows", renamed_from="lines", source=')],
+            "stream 'lines' is renamed to rows, and the URL of HTTP senders changes with it",
+        ),
+        (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
             (
                 "pipeline 'words' is gone (renamed? new is terms; under a new name it is a new pipeline, which begins "
@@ -182,6 +186,25 @@ def test_an_output_that_its_target_refuses_waits(
         assert (result.outcome, "'more' of pipeline 'words': the table" in result.why) == (Outcome.WAITS, True)
         assert difference(connection, before) == []
     assert copies.in_force() == first
+
+
+def test_a_name_before_that_renames_nothing_is_said_of_the_code_that_has_it(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    copies = CodeCopies(home)
+    before = loaded()
+    edit(project, ('Stream("lines", ', 'Stream("lines", renamed_from="tail", source='))
+    with connect(engine) as connection:
+        apply(connection, before)
+        result = put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
+    said: list[str] = []
+    watch = CodeWatch("shop", home, tell=said.append)
+    watch.runs(compatibility.declared(before), {}, [])
+    watch._concluded(ProjectReader("shop").read(), result)
+    [line] = said
+    assert line.endswith(
+        "runs. stream 'lines': renamed_from='tail' has no effect, because both streams exist: leave it out."
+    )
 
 
 @pytest.mark.parametrize(("file", "restarted"), [("own.py", ["tail"]), ("shop.py", [])])

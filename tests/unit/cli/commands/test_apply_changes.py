@@ -7,7 +7,7 @@ import io
 import pytest
 
 from forebay import ParquetSink, Pipeline, Stream
-from forebay.cli.commands.apply import print_changes, shown_value, unclear_renames
+from forebay.cli.commands.apply import print_changes, shown_value
 from forebay.cli.terminal.console import Console
 from forebay.sources import SocketText
 from orchestration.declarations.apply import SENDERS_PATH, Change, changed_keys
@@ -54,16 +54,3 @@ def test_the_new_path_of_a_renamed_stream_is_said() -> None:
     details = (("name", "clicks", "clix"), (SENDERS_PATH, "/v1/clicks", "/v1/clix"))
     print_changes(Console(file=out, width=80), [Change("stream", "clix", "rename", details)])
     assert "its senders must use /v1/clix. /v1/clicks gets 404" in " ".join(out.getvalue().split())
-
-
-def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written() -> None:
-    added, stopped = Change("stream", "clix", "add"), Change("stream", "clicks", "stop")
-    pipeline = Change("pipeline", "words", "change")
-    for clear in ([added, pipeline], [stopped, pipeline]):
-        assert unclear_renames(clear, stop=[]) is None
-    asked = unclear_renames([added, stopped, pipeline], stop=["others"])
-    assert asked is not None
-    assert 'renamed_from="clicks"' in asked
-    assert "the URL of HTTP senders changes" in asked
-    assert "`forebay apply --stop clicks`" in asked
-    assert unclear_renames([added, stopped], stop=["clicks"]) is None

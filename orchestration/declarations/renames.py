@@ -1,0 +1,72 @@
+"""Says which applied stream a declared one was, by `renamed_from`, and what a person must decide or know of it.
+
+Compares names alone. It reads nothing, and never decides for the person.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from orchestration.declarations.pipeline import DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from orchestration.declarations.pipeline import Stream
+
+
+def renames(streams: Sequence[Stream], applied: Collection[str]) -> dict[str, str]:
+    """Return the applied name of each stream that would get a new one."""
+    named = {stream.name: stream.renamed_from for stream in streams if stream.name not in applied}
+    return {name: old for name, old in named.items() if old is not None and old in applied}
+
+
+def refuse_to_rename(
+    renamed: Mapping[str, str], declared: Collection[str], others: Mapping[str, Collection[str]], removal: str
+) -> None:
+    """Raise DeclarationError for a name that something else still reads: another stream would be made under it.
+
+    declared: the names of all declared streams. others: what each applied pipeline that is not declared here reads.
+    removal: how to remove one of these, as a format of its name.
+    """
+    taken: dict[str, str] = {}
+    for new, old in renamed.items():
+        where = f"stream {new!r}: renamed_from={old!r}"
+        if old in declared:
+            message = f"{where}: {old} is declared too: leave renamed_from out, or that stream"
+            raise DeclarationError(message)
+        if (other := taken.setdefault(old, new)) != new:
+            message = f"{where}: so says stream {other!r}: one of the two goes on with it, leave it out at the other"
+            raise DeclarationError(message)
+        readers = sorted(name for name, read in others.items() if old in read)
+        if readers:
+            message = (
+                f"{where}: pipeline {readers[0]!r} reads it too, and is not declared here: apply both in one call, or "
+                f"remove that pipeline, {removal.format(readers[0])}"
+            )
+            raise DeclarationError(message)
+
+
+def idle_renames(streams: Sequence[Stream], applied: Collection[str]) -> list[str]:
+    """Return a sentence for each `renamed_from` that renames nothing, and may be meant to; none where it did before."""
+    declared = {stream.name for stream in streams}
+    said = []
+    for stream in streams:
+        name, old = stream.name, stream.renamed_from
+        if old is None or old == name or (name in applied and old not in applied):
+            continue
+        where = f"stream {name!r}: renamed_from={old!r} has no effect, because"
+        if name not in applied and old not in applied:
+            close = difflib.get_close_matches(old, set(applied) - declared, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            said.append(f"{where} the driver log has no stream of that name: {name} is a new one.{hint}")
+        elif name in applied:
+            way_out = (
+                "leave it out"
+                if old in declared
+                else f"leave it out; or, if {name} should go on where {old} ended: "
+                f"name it {old} again and apply, `forebay streams remove {name}`, then rename it"
+            )
+            said.append(f"{where} both streams exist: {way_out}.")
+    return said
