@@ -253,6 +253,14 @@ def _waiting_for_a_driver(found: Sequence[WaitingRuns]) -> Iterator[Problem]:
             )
 
 
+def _no_sensor(row: PipelineStatus) -> str:
+    """Return why nothing moves, if no batch was decided or completed since its oldest batch time came."""
+    moves = row.last_completed_at is not None and row.last_completed_at > row.last_batch_time + row.batch_interval
+    if moves or row.unfinished_batches:
+        return ""
+    return f"no batch sensor has decided one since {row.last_batch_time:%H:%M:%S}: is it in the code that runs?"
+
+
 def _late(row: PipelineStatus) -> Iterator[Problem]:
     if row.halted_by is not None:
         return
@@ -261,6 +269,7 @@ def _late(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f"{row.pipeline} is {behind:,} intervals ({row.due_for.total_seconds():,.0f} s) behind its schedule",
             f"forebay batches list --pipeline {row.pipeline}",
+            why=_no_sensor(row),
         )
     if row.is_stale:
         yield Problem(stale_line(row))

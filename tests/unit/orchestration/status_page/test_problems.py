@@ -128,6 +128,27 @@ def test_late_batches(due_for: timedelta, interval: timedelta, said: bool) -> No
     assert [("behind its schedule" in line) for line in found] == [True] * said
 
 
+@pytest.mark.parametrize(
+    ("unfinished", "completed_at", "asked"),
+    [(0, NOON + 9 * SECOND, True), (0, None, True), (0, NOON + 11 * SECOND, False), (1, None, False)],
+    ids=["long ago", "never", "catches up", "runs"],
+)
+def test_a_late_pipeline_that_no_code_may_have_is_asked_about(
+    unfinished: int, completed_at: datetime | None, asked: bool
+) -> None:
+    late = replace(
+        HEALTHY,
+        due_for=timedelta(minutes=1),
+        batch_interval=10 * SECOND,
+        last_batch_time=NOON,
+        unfinished_batches=unfinished,
+        last_completed_at=completed_at,
+    )
+    [line] = lines(system(pipeline=late))
+    why = f" (no batch sensor has decided one since {NOON:%H:%M:%S}: is it in the code that runs?)"
+    assert (why in line) is asked
+
+
 def test_a_quarantined_batch_is_told_with_its_reason_short_enough_for_the_command() -> None:
     reason = "ValueError: " + "x " * 300 + "the cause"
     wrong = replace(HEALTHY, quarantined_batches=1, newest_quarantined=NOON, quarantine_reason=reason)
