@@ -17,6 +17,7 @@ from orchestration.declarations.batch import Batch
 from orchestration.declarations.pipeline import EPOCH, Pipeline, Stream, Window
 from orchestration.declarations.sink import checked_result
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
+from tracker_store.close_names import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +107,8 @@ def _chosen(pipeline: Pipeline, names: Sequence[str] | None) -> list[Output]:
     unknown = sorted(set(names) - pipeline.outputs.keys())
     if unknown:
         raise ValueError(
-            f"pipeline {pipeline.name!r} has no output {unknown[0]!r}: it has {', '.join(pipeline.outputs)}"
+            f"pipeline {pipeline.name!r} has no output {unknown[0]!r}: "
+            f"{did_you_mean(unknown[0], pipeline.outputs) or 'it has ' + ', '.join(pipeline.outputs)}"
         )
     return [output for name, output in pipeline.outputs.items() if name in names]
 
@@ -118,7 +120,8 @@ def _by_name(
     unknown = sorted(named.keys() - streams.keys())
     if unknown:
         raise ValueError(
-            f"pipeline {pipeline.name!r} reads no stream {unknown[0]!r}: it reads {', '.join(streams) or 'none'}"
+            f"pipeline {pipeline.name!r} reads no stream {unknown[0]!r}: "
+            f"{did_you_mean(unknown[0], streams) or 'it reads ' + (', '.join(streams) or 'none')}"
         )
     return named
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import linecache
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from orchestration.declarations.pipeline import DeclarationError, Pipeline
 from orchestration.declarations.project_code import OWN_PACKAGES
+from tracker_store.close_names import did_you_mean
 from tracker_store.host.code_in_force import load_code_in_force
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ def _meant_argument(error: BaseException) -> str:
     if found is None or "Did you mean" in str(error):
         return ""
     called = _called(error, found["name"])
-    names = [one.name for one in _parameters(called)] if called else []
-    close = difflib.get_close_matches(found["given"], names, n=1)
-    return f": did you mean {close[0]}?" if close else ""
+    meant = did_you_mean(found["given"], [one.name for one in _parameters(called)] if called else [])
+    return f": {meant}" if meant else ""
 
 
 def _named_argument(error: BaseException) -> str:

@@ -10,7 +10,6 @@ import functools
 import inspect
 import re
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, get_args
 
@@ -21,6 +20,7 @@ from orchestration.declarations.sink import Sink
 from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source import Source
+from tracker_store.close_names import close_name, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -225,8 +225,7 @@ class Window:
 def _sentence(settings: type[BaseModel], detail: ErrorDetails) -> str:
     setting = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        close = get_close_matches(setting, settings.model_fields, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(settings.model_fields)}"
+        hint = did_you_mean(setting, settings.model_fields) or f"use one of {', '.join(settings.model_fields)}"
         return f"there is no setting {setting!r}: {hint}"
     return f"{setting}={detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
 
@@ -318,9 +317,8 @@ def _names_close_arguments(declare: Callable[_Arguments, None]) -> Callable[_Arg
     @functools.wraps(declare)
     def checked(*arguments: _Arguments.args, **settings: _Arguments.kwargs) -> None:
         for name in settings.keys() - {*own, *PipelineSettings.model_fields}:
-            close = get_close_matches(name, own, n=1)
-            if close and close[0] not in settings:
-                message = f"a pipeline has no setting {name!r}: did you mean {close[0]}?"
+            if close_name(name, own) not in settings and (hint := did_you_mean(name, own)):
+                message = f"a pipeline has no setting {name!r}: {hint}"
                 raise DeclarationError(message)
         declare(*arguments, **settings)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracker_store.batches import batches
 from tracker_store.batches.batch_outputs import quarantined_batches
+from tracker_store.close_names import did_you_mean
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
@@ -108,5 +109,9 @@ def check_output_names(pipeline: str, *, declared: Collection[str], outputs: Seq
     """Raise ReplayError if one of `outputs` is not among the declared ones."""
     unknown = sorted(set(outputs).difference(declared))
     if unknown:
-        message = f"pipeline {pipeline!r} has no output {', '.join(map(repr, unknown))}: it has {', '.join(declared)}"
+        hint = did_you_mean(unknown[0], declared)
+        message = (
+            f"pipeline {pipeline!r} has no output {', '.join(map(repr, unknown))}: it has {', '.join(declared)}"
+            f"{f'; {hint}' if hint else ''}"
+        )
         raise ReplayError(message)

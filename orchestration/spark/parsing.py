@@ -9,7 +9,6 @@ records, which Spark's own modes treat differently by format, are corrupt too. L
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +23,7 @@ from orchestration.spark.faithful_values import (
     within,
 )
 from orchestration.spark.json_tokens import STRING, has_single_names, read_texts, with_marks
+from tracker_store.close_names import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -220,10 +220,8 @@ def _check_options(records: DataFrame, options: Mapping[str, str] | None, form: 
     known = {name.lower(): name for name in [*listed, *_UNLISTED]}
     for name in options:
         if name.lower() not in known:
-            near = [known[one] for one in get_close_matches(name.lower(), known)]
-            raise ValueError(
-                f"options: Spark has no {name!r} for {form.upper()}{': take ' + ' or '.join(near) if near else ''}"
-            )
+            hint = did_you_mean(name, known.values())
+            raise ValueError(f"options: Spark has no {name!r} for {form.upper()}{f': {hint}' if hint else ''}")
     if _fault(records, options, form) is not None:
         for name, value in options.items():
             if (said := _fault(records, {name: value}, form)) is not None:

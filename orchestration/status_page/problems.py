@@ -62,7 +62,10 @@ class Problem:
 
 def problems(found: SystemStatus) -> list[Problem]:
     """Return what is wrong, worst first. A part that did not answer has no problem here: `unreachable` names it."""
-    listed = [Problem(f"{missing.part} can't be reached: {missing.reason}") for missing in found.unreachable]
+    listed = [
+        Problem(f"{missing.part} can't be reached: {missing.reason}", about=f"unreachable {missing.part}")
+        for missing in found.unreachable
+    ]
     if found.leader is not None:
         listed += _of_leader(found.leader)
     if found.agents is not None:
@@ -107,6 +110,7 @@ def _of_leader(leader: LeaderStatus) -> Iterator[Problem]:
         f"No tracker leads: {who}. Receivers that run go on; none is placed, replaced or cleaned up after, until an "
         "agent with the role tracker runs",
         "forebay agent, or forebay up MODULE",
+        "leader",
     )
 
 
@@ -206,7 +210,8 @@ def _reason(adjective: str, row: ReceiverStatus) -> str:
 def _refusing(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
     for row in receivers:
         if (refused := refused_in(row.reason)) is not None:
-            yield Problem(f"{row.stream}/{row.ordinal}: {refused}", "forebay events --kind receiver_error")
+            name = f"{row.stream}/{row.ordinal}"
+            yield Problem(f"{name}: {refused}", "forebay events --kind receiver_error", f"refusing {name}")
 
 
 def _unread(streams: Sequence[UnreadStream]) -> Iterator[Problem]:
@@ -272,4 +277,4 @@ def _late(row: PipelineStatus) -> Iterator[Problem]:
             why=_no_sensor(row),
         )
     if row.is_stale:
-        yield Problem(stale_line(row))
+        yield Problem(stale_line(row), about=f"stale {row.pipeline}")

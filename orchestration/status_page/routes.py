@@ -29,6 +29,7 @@ from orchestration.status_page.requests import (
     whole,
 )
 from orchestration.status_page.shown import milliseconds
+from tracker_store.batches.pipelines import unknown_pipeline, unknown_stream
 from tracker_store.reports import status_page as store
 from tracker_store.reports.listener_events import EventKind
 from tracker_store.schema.states import ReceiverState
@@ -234,7 +235,7 @@ class StatusPages:
         with self._connect() as connection:
             found = store.page_stream(connection, name)
             if found is None:
-                raise HTTPException(404, f"there is no stream {name!r}")
+                raise HTTPException(404, str(unknown_stream(connection, name)))
             stream_id, stream = found
             receivers = store.page_of_receivers(
                 connection, stream_id, state=state, after=min(after, 2**31 - 1), limit=PAGE_ROWS + 1
@@ -300,7 +301,7 @@ def _found_pipeline(connection: sa.Connection, request: Request) -> store.PagePi
     name = request.path_params["pipeline"]
     pipeline = store.page_pipeline(connection, name)
     if pipeline is None:
-        raise HTTPException(404, f"there is no pipeline {name!r}")
+        raise HTTPException(404, str(unknown_pipeline(connection, name)))
     return pipeline
 
 

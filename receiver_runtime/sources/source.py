@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from receiver_runtime.sources.fields.loopback import is_loopback
+from tracker_store.close_names import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,10 +68,8 @@ _LISTENS = frozenset({"address", "bind", "host", "port", "url"})
 
 
 def _hint(name: str, fields: Sequence[str]) -> str:
-    close = get_close_matches(name, fields, n=1)
-    if not close and name in _LISTENS and "listen" in fields:
-        close = ["listen"]
-    return f"did you mean {close[0]}?" if close else f"use {', '.join(fields)}"
+    listens = "listen" if name in _LISTENS and "listen" in fields else ""
+    return did_you_mean(name, fields) or did_you_mean(listens, fields) or f"use {', '.join(fields)}"
 
 
 def _holds_nul(value: object) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -161,28 +160,25 @@ def per_host_streams(connection: sa.Connection) -> dict[int, str]:
     return {row.id: row.name for row in rows}
 
 
-# As many as a person reads, for a name that was mistyped.
-_SOME_PIPELINES = sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name LIMIT 20")
-_SOME_STREAMS = sa.text("SELECT name FROM forebay.streams WHERE removed_at IS NULL ORDER BY name LIMIT 20")
+_PIPELINES = sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name")
+_STREAMS = sa.text("SELECT name FROM forebay.streams WHERE removed_at IS NULL ORDER BY name")
 
 
 def unknown_pipeline(connection: sa.Connection, name: str) -> NotAppliedError:
     """Return the error for a name that no live pipeline has; it names those that there are. No locks."""
-    return _unknown(connection, "pipeline", name, _SOME_PIPELINES)
+    return _unknown(connection, "pipeline", name, _PIPELINES)
 
 
 def unknown_stream(connection: sa.Connection, name: str) -> NotAppliedError:
     """Return the error for a name that no live stream has; it names those that there are. No locks."""
-    return _unknown(connection, "stream", name, _SOME_STREAMS)
+    return _unknown(connection, "stream", name, _STREAMS)
 
 
-def _unknown(connection: sa.Connection, kind: str, name: str, some: sa.TextClause) -> NotAppliedError:
+def _unknown(connection: sa.Connection, kind: str, name: str, names: sa.TextClause) -> NotAppliedError:
     with named_failures():
-        there = connection.execute(some).scalars().all()
-    detail = f"{kind} {name!r} is not in the driver log, which has {', '.join(there) or f'no {kind}'}"
-    close = get_close_matches(name, there, n=1)
+        there = connection.execute(names).scalars().all()
     other = "Name one of them, or run `forebay apply` if it is new." if there else None
-    return NotAppliedError(detail, f"Did you mean {close[0]}?" if close else other)
+    return NotAppliedError.of(kind, name, there, other)
 
 
 def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:

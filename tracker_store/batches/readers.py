@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
 
+from tracker_store.batches.pipelines import unknown_stream
 from tracker_store.batches.received_block_tracker import AllocatedBlock
 from tracker_store.connection.engine import named_failures
-from tracker_store.connection.errors import READER_POSITION, DriverLogError, NotAppliedError
+from tracker_store.connection.errors import READER_POSITION, DriverLogError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +103,7 @@ def attach_reader(
         ).one()
         if row.outcome != "attached":
             if row.outcome == "no stream":
-                raise NotAppliedError(row.detail)
+                raise unknown_stream(connection, stream)
             raise DriverLogError(row.detail, READER_POSITION if row.outcome == "cleaned" else _OTHER_STREAM)
         cursors = connection.execute(
             sa.text("""
@@ -269,7 +270,8 @@ def remove_reader(connection: sa.Connection, name: str) -> None:
             {"name": name},
         ).rowcount
     if not removed:
-        raise DriverLogError(f"there is no reader {name!r}", "`forebay readers` lists those that there are.")
+        names = [row.reader for row in list_readers(connection)]
+        raise UnknownNameError.of("reader", name, names, "`forebay readers` lists those that there are.")
 
 
 def _plain(positions: Mapping[int, int]) -> str:

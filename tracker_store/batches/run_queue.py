@@ -169,6 +169,22 @@ def has_ready_driver(connection: sa.Connection, *, location: str, other_than: in
     return ready
 
 
+def crashed_batch_drivers(connection: sa.Connection, *, location: str) -> dict[int, int]:
+    """Return the drivers of `location` whose agent saw them end unasked, for an hour: their pids, by id. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT p.id, p.pid
+                FROM forebay.batch_drivers d
+                JOIN forebay.processes p ON p.id = d.process_id
+                WHERE d.location = :location AND p.end_reason = :crashed
+                ORDER BY p.id
+            """),
+            {"location": location, "crashed": CRASHED},
+        ).all()
+    return {row.id: row.pid for row in rows}
+
+
 def has_waiting_run(connection: sa.Connection, *, location: str) -> bool:
     """Return whether a run of `location` waits for a driver. No locks."""
     with named_failures():

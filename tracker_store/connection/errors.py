@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from tracker_store.close_names import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
+
+# As many names as a person reads, for one that was mistyped.
+_NAMED = 20
 
 
 def sentence(detail: str) -> str:
@@ -98,6 +103,14 @@ class SchemaConflictError(DriverLogError):
 
 class UnknownNameError(DriverLogError):
     """Nothing in the driver log has this name: base of the errors for each kind of thing."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, there: Sequence[str], advice: str | None = None) -> Self:
+        """Return the error for a name that none has of the `there`; `advice`: what to do if none of them is meant."""
+        more = f" and {len(there) - _NAMED:,} more" if len(there) > _NAMED else ""
+        known = f"{', '.join(there[:_NAMED])}{more}" or f"no {kind}"
+        meant = did_you_mean(name, there).replace("did", "Did", 1)
+        return cls(f"{kind} {name!r} is not in the driver log, which has {known}", meant or advice)
 
 
 class NotAppliedError(UnknownNameError):

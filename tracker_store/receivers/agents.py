@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tracker_store.close_names import did_you_mean
 from tracker_store.connection.engine import named_failures
-from tracker_store.connection.errors import DriverLogError
+from tracker_store.connection.errors import DriverLogError, UnknownNameError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 
-_NO_SUCH_AGENT = "There is no such agent: `forebay agents` lists those that there are."
+_NO_SUCH_AGENT = "`forebay agents` lists the agents that there are, and the hosts that had one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ def set_draining(connection: sa.Connection, *, name: str, draining: bool) -> int
             {"name": name, "draining": draining},
         ).scalar()
     if placed is None:
-        raise DriverLogError(f"agent {name!r}", _NO_SUCH_AGENT)
+        names = [row.name for row in list_agents(connection) if row.agent_id is not None]
+        raise UnknownNameError.of("agent", name, names, _NO_SUCH_AGENT)
     return placed
 
 
@@ -132,6 +134,9 @@ def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
             sa.text("DELETE FROM forebay.block_stores WHERE host = :host RETURNING host"), {"host": host}
         ).all()
     if not rows and not forgotten:
-        raise DriverLogError(f"no receiver belongs to host {host!r}, and no block store", _NO_SUCH_AGENT)
+        hosts = [row.host for row in list_agents(connection) if row.agent_id is None]
+        hint = did_you_mean(host, hosts)
+        detail = f"no receiver belongs to host {host!r}, and no block store{f': {hint}' if hint else ''}"
+        raise DriverLogError(detail, _NO_SUCH_AGENT)
     removed = sum(row.removed for row in rows)
     return removed, len(rows) - removed

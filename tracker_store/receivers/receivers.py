@@ -573,13 +573,13 @@ def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tup
 def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:
     """Return the receivers of STREAM, or the one of STREAM/N. No locks. Raises NoSuchReceiverError."""
     stream, _, ordinal = name.partition("/")
+    there = placements(connection)
     found = [
-        placement
-        for placement in placements(connection)
-        if placement.stream_name == stream and ordinal in ("", str(placement.ordinal))
+        placement for placement in there if placement.stream_name == stream and ordinal in ("", str(placement.ordinal))
     ]
     if not found:
-        raise NoSuchReceiverError(f"receiver {name!r}")
+        names = {one.stream_name + (f"/{one.ordinal}" if ordinal else ""): None for one in there}
+        raise NoSuchReceiverError.of("receiver", name, list(names), "`forebay receivers` lists those that there are.")
     return found
 
 

@@ -1,19 +1,21 @@
 """Tell the terminal of `forebay up` what became wrong in the system, and what no longer is: one line for each.
 
-Owns when a line is due. What is wrong is what `forebay status` calls a problem; it changes nothing.
+Owns when a line is due, and that the line which ends a problem repeats the words of the line that began it. What is
+wrong is what `forebay status` calls a problem; it changes nothing.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.status_page.problems import Problem, problems
 from orchestration.status_page.system_status import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import sqlalchemy as sa
 
@@ -29,6 +31,21 @@ _NUMBERS = re.compile(r"(?<![\w/.:-])\d[\d,.:TZ-]*")
 _COUNTED = re.compile(r"# (\w+?)(?:es|e|s)?\b( (?:is|are|was|were|has|have|does|do)\b)?")
 
 
+@dataclass(slots=True, eq=False)
+class _Said:
+    """Hold a problem that was reported and has not ended: the words of its line, and how to find it again."""
+
+    words: str
+    key: str
+    about: str
+
+    def has_words_of(self, problem: Problem) -> bool:
+        return self.key == _key(problem.what)
+
+    def is_trouble_of(self, problem: Problem) -> bool:
+        return bool(self.about) and self.about == problem.about
+
+
 class ProblemWatch:
     """Compare the system's problems with those of the look before; see the module.
 
@@ -41,7 +58,8 @@ class ProblemWatch:
         self._tell = tell
         self._clock = clock
         self._next = 0.0
-        self._known: dict[str, Problem] = {}
+        self._said: list[_Said] = []
+        # When something was told of a key, for as long as it counts.
         self._told: dict[str, float] = {}
 
     def look(self, connection: sa.Connection) -> None:
@@ -52,27 +70,43 @@ class ProblemWatch:
         self._next = self._clock() + LOOK_SECONDS
 
     def compare(self, found: list[Problem]) -> None:
-        """Tell of those that are new, and of those that are gone."""
+        """Tell of those that are gone, and of those that are new or have other words."""
         now = self._clock()
-        there = {_key(problem.what): problem for problem in found}
-        said = {key for key, at in self._told.items() if now - at < QUIET_SECONDS}
-        for key in there.keys() - self._known.keys() - said:
-            self._say(key, there[key].line)
-        lasting = {problem.about for problem in found if problem.about}
-        for key in self._known.keys() - there.keys():
-            if key not in said and self._known[key].about not in lasting:
-                self._say(key, f"no longer: {self._known[key].what}")
-        # One that went unsaid goes on being known, until its end may be told.
-        unsaid = {
-            key: one
-            for key, one in self._known.items()
-            if key in said and key not in there and one.about not in lasting
-        }
-        self._known = {**there, **unsaid}
+        self._told = {key: at for key, at in self._told.items() if now - at < QUIET_SECONDS}
+        lasting = _matched(self._said, found)
+        for said in [one for one in self._said if one not in lasting.values()]:
+            # One that has just been told of stays, until its end may be told.
+            if said.key not in self._told:
+                self._said.remove(said)
+                self._say(said.key, f"no longer: {said.words}")
+        for problem in found:
+            key, match = _key(problem.what), lasting.get(problem)
+            if match is not None:
+                match.about = problem.about
+            if key in self._told or (match is not None and match.key == key):
+                continue
+            if match is None:
+                self._said.append(_Said(problem.what, key, problem.about))
+            else:
+                match.words, match.key = problem.what, key
+            self._say(key, problem.line)
 
     def _say(self, key: str, line: str) -> None:
         self._told[key] = self._clock()
         self._tell(line if len(line) <= _MOST else f"{line[: _MOST - 1]}…")
+
+
+def _matched(said: Iterable[_Said], found: Iterable[Problem]) -> dict[Problem, _Said]:
+    """Return which of the problems that were said lasts in each one found: in the same words, else in other words."""
+    left = list(said)
+    matched: dict[Problem, _Said] = {}
+    for is_same in (_Said.has_words_of, _Said.is_trouble_of):
+        for problem in found:
+            match = None if problem in matched else next((one for one in left if is_same(one, problem)), None)
+            if match is not None:
+                matched[problem] = match
+                left.remove(match)
+    return matched
 
 
 def _key(what: str) -> str:

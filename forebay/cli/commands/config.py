@@ -18,6 +18,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import wrong_settings
 from orchestration.declarations.project_file import ProjectFileError
 from orchestration.declarations.settings import Settings
+from tracker_store.close_names import did_you_mean
 from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _chosen(values: Sequence[SettingValue], names: Sequence[str]) -> Sequence[Se
     asked = [name.upper() if name.upper().startswith(PREFIX) else PREFIX + name.upper() for name in names]
     for name in asked:
         if name not in by_name:
-            raise typer.BadParameter(f"there is no setting {name}: forebay config lists them", param_hint="SETTING")
+            hint = did_you_mean(name, by_name) or "forebay config lists them"
+            raise typer.BadParameter(f"there is no setting {name}: {hint}", param_hint="SETTING")
     return [by_name[name] for name in asked]
 
 

@@ -19,8 +19,9 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.log_reader import LogFollower, newest_lines
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.settings import Settings
+from tracker_store.close_names import did_you_mean
 from tracker_store.host.terminal_text import escaped
-from tracker_store.receivers.receivers import process_of_receiver, receivers_named
+from tracker_store.receivers.receivers import NoSuchReceiverError, process_of_receiver, receivers_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -103,7 +104,12 @@ def _find(console: Console, directory: Path, name: str) -> _Log:
     if "/" not in name and path.is_file():
         return _Log(path)
     with driver_log(console, application_name=APPLICATION) as connection:
-        receiver = min(receivers_named(connection, name), key=lambda one: one.ordinal)
+        try:
+            receiver = min(receivers_named(connection, name), key=lambda one: one.ordinal)
+        except NoSuchReceiverError as error:
+            if hint := did_you_mean(name, (path.stem for path in _logs(directory))):
+                raise NoSuchReceiverError(f"{error.detail}; {hint}", "`forebay logs` lists what is here.") from error
+            raise
         process = process_of_receiver(connection, receiver.receiver_id)
     full_name = f"{receiver.stream_name}/{receiver.ordinal}"
     own = directory / f"receiver-{receiver.receiver_id}{_SUFFIX}"

@@ -24,6 +24,7 @@ import typer
 
 from forebay.cli.checks.block_directory import check_roots
 from forebay.cli.checks.problem_watch import ProblemWatch
+from forebay.cli.checks.process_watch import ProcessWatch
 from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
 from forebay.cli.commands.apply import print_changes
 from forebay.cli.commands.drain import DrainResult, drain_pipelines
@@ -203,7 +204,8 @@ class Services:
             settings: this installation's; its module's declarations are applied.
             ui_port: the Dagster UI's; None: 3000 if that is free, else any free one.
             on_event: called for each start, readiness and restart of a child.
-            tell: called with a line for people: code that was changed, or what became wrong in the system.
+            tell: called with a line for people: code that was changed, a process that ended unasked, or what became
+                wrong in the system.
             watches: whether changed files take effect by themselves, or by `forebay apply` alone.
             slots: how many receivers may run; None: as many as are declared, at least 16 and at most `MOST_SLOTS`.
             stop: streams that the module no longer has, and that are not those of other names in it.
@@ -218,6 +220,7 @@ class Services:
         self._pipelines: list[_Running] = []
         self._tell = tell
         self._problems = ProblemWatch(tell)
+        self._processes = ProcessWatch(tell, location=LOCATION)
         self._watches = watches
         self._slots = slots
         self._stop = stop
@@ -267,6 +270,7 @@ class Services:
                         if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
                             return None
                         self._look_at_the_code(connection)
+                        self._processes.look(connection)
                         self._problems.look(connection)
                 except SURVIVED as error:
                     outage.failed(error)

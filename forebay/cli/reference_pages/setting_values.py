@@ -9,7 +9,6 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from orchestration.declarations.project_file import PROJECT_FILE, project_module
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.units import duration_text
+from tracker_store.close_names import close_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,8 +103,8 @@ def unknown_variables(environment: Mapping[str, str]) -> list[UnknownVariable]:
         for name in environment
         if name.upper().startswith(PREFIX) and name.upper() not in known and name.upper() not in _INTERNAL
     )
-    close = ((name, get_close_matches(name.upper(), known, n=1, cutoff=0.85)) for name in strange)
-    return [UnknownVariable(name, meant[0]) for name, meant in close if meant]
+    close = ((name, close_name(name, known, alike=0.85)) for name in strange)
+    return [UnknownVariable(name, meant) for name, meant in close if meant]
 
 
 def shown(value: object) -> str:

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from orchestration.tracker.http import streaming_api as api
 from orchestration.tracker.http.streaming_progress import RETAINED_BATCHES
 from tracker_store.batches.batch_outputs import newest_output_failures
+from tracker_store.close_names import did_you_mean
 from tracker_store.reports import streaming_statistics as store
 
 if TYPE_CHECKING:
@@ -183,10 +184,11 @@ def not_found(what: str) -> HTTPException:
 
 def _pipeline(connection: sa.Connection, request: Request) -> WatchedPipeline:
     name = request.path_params["pipeline"]
-    for pipeline in store.watched_pipelines(connection):
-        if pipeline.name == name:
-            return pipeline
-    raise not_found(f"unknown app: there is no pipeline {name!r}; see {API}")
+    there = {pipeline.name: pipeline for pipeline in store.watched_pipelines(connection)}
+    if name in there:
+        return there[name]
+    hint = did_you_mean(name, there) or f"see {API}"
+    raise not_found(f"unknown app: there is no pipeline {name!r}; {hint}")
 
 
 def _operations_of(

@@ -111,7 +111,18 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
     assert shown["outputs"] == []
     for statement in shown["sql"].values():
         system.connection.exec_driver_sql(statement)
-    assert "lines/1 5: 2 records" in forebay("batches", "show", "words", name).stdout
+    # First what became of it and why, and its many blocks last.
+    said = forebay("batches", "show", "words", name).stdout
+    sought = (
+        "QUARANTINED",
+        "Outputs:",
+        "Attempts:",
+        "bad word",
+        "SQL:",
+        "Read from its sources:",
+        "lines/1 5: 2 records",
+    )
+    assert sorted(sought, key=said.rindex) == list(sought), said
 
     found = forebay("batches", "bisect", "words", name, "--json")
     assert found.exit_code == 1

@@ -180,6 +180,9 @@ def test_what_is_not_there_is_404(log: Log, url: str) -> None:
     ):
         answer = ask(url, path)
         assert (answer.status, "There is no such page" in answer.text) == (404, True), path
+    for path, meant in (("/status/pipelines/word", "words"), ("/status/streams/line", "lines")):
+        assert f"Did you mean {meant}?" in ask(url, path).text
+    assert "did you mean words?" in ask(url, "/api/v1/applications/word").text
 
 
 def test_without_the_driver_log_the_page_says_so(home: Path) -> None:

@@ -21,6 +21,7 @@ from orchestration.replays.batch_bisect import bisect as halve
 from orchestration.replays.replay import checked_outputs
 from orchestration.replays.replay_choice import ReplayError
 from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.close_names import did_you_mean
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import BatchState
 
@@ -45,10 +46,8 @@ def declared_pipeline(name: str, module: str | None) -> Pipeline:
     module = named_module(module, Settings())
     found = {pipeline.name: pipeline for pipeline in load_pipelines(module)}
     if name not in found:
-        message = (
-            f"module {module!r} declares no pipeline {name!r}, it has {', '.join(found)}: "
-            "name its module by --module, or by FOREBAY_MODULE"
-        )
+        hint = did_you_mean(name, found) or "name its module by --module, or by FOREBAY_MODULE"
+        message = f"module {module!r} declares no pipeline {name!r}, it has {', '.join(found)}: {hint}"
         raise ReplayError(message)
     return found[name]
 

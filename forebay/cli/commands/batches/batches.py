@@ -210,7 +210,7 @@ def show(
     ],
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Show one batch: its blocks, the positions of its sources, its attempts, its outputs, and the SQL for each.
+    """Show one batch: its outputs, its attempts, the SQL for each, the positions of its sources, and its blocks.
 
     A topic's or a file's positions stay when the blocks are cleaned up. The position after "to" is in another batch.
     Outputs without a result are shown with their newest error.
@@ -240,27 +240,20 @@ def show(
     if as_json:
         facts: dict[str, Any] = {
             "batch": _as_json(row, pipeline=pipeline),
-            "blocks": [block_as_json(block, receivers) for block in blocks],
-            "inputs": asdict(inputs) | {"ranges": [asdict(read) for read in inputs.ranges]},
-            "attempts": [_as_json(attempt) for attempt in attempts],
             "outputs": [_as_json(commit) for commit in commits],
             "outputs_without_result": [_as_json(output) for output in missing],
             "partially_committed": bool(partial),
+            "attempts": [_as_json(attempt) for attempt in attempts],
             "sql": sql,
+            "inputs": asdict(inputs) | {"ranges": [asdict(read) for read in inputs.ranges]},
+            "blocks": [block_as_json(block, receivers) for block in blocks],
         }
         typer.echo(json.dumps(facts))
         return
     _print_batches(console, f"Batch of {pipeline}", [row])
-    _print_blocks(console, row, blocks, receivers)
-    _print_inputs(console, inputs)
-    console.print("Attempts:" if attempts else "Attempts: none")
-    for attempt in attempts:
-        said = f": {attempt.error.partition(chr(10))[0]}" if attempt.error else ""
-        console.print(
-            f"  {attempt.attempt} ({attempt.kind}): {attempt.state} since {attempt.started_at:%Y-%m-%d %H:%M:%S}, "
-            f"run {attempt.run_id or 'unknown'}{said}",
-            markup=False,
-        )
+    if is_cut(row.reason):
+        console.print("The whole reason:")
+        console.print(indent(row.reason, "  "), markup=False)
     console.print("Outputs:" if commits else "Outputs: none is committed")
     for commit in commits:
         rows = "rows not counted" if commit.rows is None else f"{commit.rows:,} rows"
@@ -274,18 +267,24 @@ def show(
         if row.state is BatchState.QUARANTINED:
             command = f"forebay batches replay {pipeline} {row.batch_time:%Y-%m-%dT%H:%M:%SZ} --failed-outputs-only"
             console.print(f"This runs only those without a result: {command}", markup=False)
+    console.print("Attempts:" if attempts else "Attempts: none")
+    for attempt in attempts:
+        said = f": {attempt.error.partition(chr(10))[0]}" if attempt.error else ""
+        console.print(
+            f"  {attempt.attempt} ({attempt.kind}): {attempt.state} since {attempt.started_at:%Y-%m-%d %H:%M:%S}, "
+            f"run {attempt.run_id or 'unknown'}{said}",
+            markup=False,
+        )
     console.print("SQL:")
     for statement in sql.values():
         console.print(f"  {statement}", markup=False)
+    _print_inputs(console, inputs)
+    _print_blocks(console, row, blocks, receivers)
 
 
 def _print_blocks(
     console: Console, row: BatchRow, blocks: Sequence[AllocatedBlock], receivers: Mapping[int, str]
 ) -> None:
-    """Print the whole reason, if the list has only its first line, and the blocks."""
-    if is_cut(row.reason):
-        console.print("The whole reason:")
-        console.print(indent(row.reason, "  "), markup=False, soft_wrap=True)
     others = row.blocks - len(blocks)
     console.print(
         f"{len(blocks)} block(s) can be read, {sum(block.records for block in blocks):,} records"

@@ -18,6 +18,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from tracker_store.blocks.dead_letters import newest_dead_letters, sum_dead_letters
+from tracker_store.receivers.receivers import receivers_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,8 @@ def list_letters(
         else:
             rows = newest_dead_letters(connection, limit=newest, stream=stream, ordinal=ordinal, reason=reason)
             sums = []
+        if name is not None and not (rows or sums):
+            receivers_named(connection, name)  # raises if there is no such receiver at all
     if as_json:
         found: Sequence[DeadLetterSums | DeadLetterRow] = sums if newest is None else rows
         typer.echo(json.dumps({"dead_letters": [_plain(asdict(one)) for one in found]}))

@@ -22,12 +22,13 @@ from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import BlockStoreError
+from tracker_store.batches.pipelines import list_streams, unknown_stream
 from tracker_store.blocks.newest_blocks import blocks_after, newest_sequences
 from tracker_store.blocks.stored_blocks import find_stored_block
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import TRANSIENT, UnknownNameError
+from tracker_store.connection.errors import TRANSIENT
 from tracker_store.host.terminal_text import escaped
-from tracker_store.receivers.receivers import placements, receivers_named
+from tracker_store.receivers.receivers import receivers_named
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -101,11 +102,9 @@ def tap(
 
 
 def _stream_id(connection: sa.Connection, stream: str, receiver: int | None) -> int:
-    """Return a stream's id. Raises NoSuchReceiverError, and UnknownNameError for a stream of that name."""
-    if not any(placement.stream_name == stream for placement in placements(connection)):
-        raise UnknownNameError(
-            f"stream {stream!r}", "There is no such stream: `forebay streams` lists those that are declared."
-        )
+    """Return a stream's id. Raises NoSuchReceiverError, and NotAppliedError for a stream of that name."""
+    if not any(row.name == stream for row in list_streams(connection)):
+        raise unknown_stream(connection, stream)
     return receivers_named(connection, stream if receiver is None else f"{stream}/{receiver}")[0].stream_id
 
 

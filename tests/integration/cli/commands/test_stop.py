@@ -101,8 +101,11 @@ def test_an_unknown_or_impossible_request_is_named(log: Log) -> None:
         (("stop", "--pipeline", "word"), "pipeline 'word' is not in the driver log"),
         (("start", "--pipeline", "word"), "pipeline 'word' is not in the driver log"),
         (("stop", "--timeout", "soon"), "soon"),
-        (("receivers", "restart", "line"), "receiver 'line'. There is no such receiver"),
-        (("receivers", "stop", "lines/3"), "receiver 'lines/3'. There is no such receiver"),
+        (
+            ("receivers", "restart", "line"),
+            "receiver 'line' is not in the driver log, which has lines. Did you mean lines?",
+        ),
+        (("receivers", "stop", "lines/3"), "which has lines/1, lines/2. Did you mean lines/2?"),
     ):
         result = forebay(*arguments)
         assert result.exit_code != 0

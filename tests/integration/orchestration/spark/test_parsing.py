@@ -702,8 +702,8 @@ def test_what_spark_can_not_read_or_tell_apart_is_refused_with_the_column(sessio
         with pytest.raises(ValueError, match=r"column a is .*, which neither CSV nor a pattern has"):
             from_csv_records(frame, schema)
     for read, name, said in (
-        (from_json_records, "timestampFromat", "'timestampFromat' for JSON: take timestampFormat"),
-        (from_csv_records, "nullVal", "'nullVal' for CSV: take nullValue"),
+        (from_json_records, "timestampFromat", r"'timestampFromat' for JSON: did you mean timestampFormat\?"),
+        (from_csv_records, "nullVal", r"'nullVal' for CSV: did you mean nullValue\?"),
         (from_csv_records, "allowComments", "'allowComments' for CSV"),
     ):
         with pytest.raises(ValueError, match=f"options: Spark has no {said}"):

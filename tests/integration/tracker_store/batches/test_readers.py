@@ -231,7 +231,7 @@ def test_a_removed_reader_resumes_at_its_checkpoint_unless_its_blocks_are_lost(l
     for ask, said in (
         (lambda: next_positions(log.connection, reader.reader_id, {}), "a named reader that was removed"),
         (lambda: move_reader(log.connection, reader.reader_id, {}), "a named reader that was removed"),
-        (lambda: remove_reader(log.connection, "a"), "there is no reader 'a'"),
+        (lambda: remove_reader(log.connection, "a"), "reader 'a' is not in the driver log"),
     ):
         with pytest.raises(DriverLogError, match=said):
             ask()

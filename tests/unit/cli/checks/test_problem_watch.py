@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from forebay.cli.checks.problem_watch import QUIET_SECONDS, ProblemWatch
 from orchestration.status_page.problems import Problem
 
@@ -68,3 +71,53 @@ def test_one_and_many_are_the_same_problem() -> None:
         told.clear()
         watch.compare([Problem(what[1])])
         assert told == []
+
+
+def _problems(numbers: list[int]) -> list[Problem]:
+    """Return some of a few problems, whose figures and words differ from one look to the next."""
+    found = []
+    for place, number in enumerate(numbers):
+        name = "abc"[place]
+        if number % 4 == 1:
+            found.append(Problem(f"{name} is {number} s behind its source", "forebay status", f"behind {name}"))
+        if number % 4 == 2:
+            found.append(Problem(f"{name} has a quarantined batch", "forebay batches show", f"quarantined {name}", "x"))
+        if number % 4 == 3:
+            found.append(Problem(f"{name} has {number} quarantined batches", "", f"quarantined {name}"))
+        if number % 8 > 5:
+            found.append(Problem(f"{name}/1 is FAILED: no host"))
+    return found
+
+
+LOOKS = st.lists(st.tuples(st.lists(st.integers(0, 40), max_size=3), st.sampled_from((5.0, 20.0, 70.0))), max_size=25)
+
+
+@given(LOOKS)
+def test_each_line_that_ends_a_problem_repeats_the_words_that_began_it(looks: list[tuple[list[int], float]]) -> None:
+    told: list[str] = []
+    now = 0.0
+    watch = ProblemWatch(told.append, lambda: now)
+    for numbers, seconds in looks:
+        watch.compare(_problems(numbers))
+        now += seconds
+    last = _problems(looks[-1][0]) if looks else []
+    for found in (last, []):
+        # What is said is what is there, once all may be told.
+        for _ in range(2):
+            watch.compare(found)
+            now += QUIET_SECONDS
+        begun: list[str] = []
+        for line in told:
+            if line.startswith("no longer: "):
+                ended = [one for one in begun if one.startswith(line.removeprefix("no longer: "))]
+                assert ended, f"{line!r} ends nothing that was said: {begun}"
+                begun.remove(ended[0])
+            else:
+                # Other words of the same trouble replace those that were said.
+                begun = [one for one in begun if _trouble(one) != _trouble(line)] + [line]
+        assert sorted(map(_trouble, begun)) == sorted(_trouble(problem.line) for problem in found)
+
+
+def _trouble(line: str) -> tuple[str, str]:
+    """Return the subject and the kind of trouble that a line names."""
+    return line.partition(" ")[0], next(kind for kind in ("behind", "quarantined", "FAILED") if kind in line)

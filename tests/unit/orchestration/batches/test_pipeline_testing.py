@@ -31,7 +31,7 @@ def pipeline() -> Pipeline:
     [
         ({}, None, "reads lines, others, of which no records are given: give some, or none: {lines: \\[\\]}"),
         ({lines: ["a"]}, None, "reads others, of which"),
-        ({"line": ["a"]}, None, "reads no stream 'line': it reads lines, others"),
+        ({"line": ["a"]}, None, "reads no stream 'line': did you mean lines?"),
         ({lines: ["a"]}, ["for"], "has no output 'for': it has one, two, three"),
         ({lines: [{"text": "a"}]}, ["one"], r"columns value: string\): it has no column 'text'"),
         ({lines: ["a", {"value": "b"}]}, ["one"], "not a mixture"),

@@ -181,3 +181,21 @@ def test_what_cannot_be_reached_comes_first_and_nothing_advises_what_destroys() 
                 told = lines(found)
                 assert told[0] == "block store /b can't be reached: it hangs"
                 assert not [line for line in told if "remove" in line or "discard" in line], told
+
+
+def test_a_trouble_whose_words_change_stays_the_same_one() -> None:
+    silent = replace(system(receiver(1)), leader=LeaderStatus("t", 7, moves=False, watched=2.5))
+    refusing = [
+        receiver(1, reason=refused_requests(total, most, total)) for total, most in ((3, "404 /a"), (9, "413 /b"))
+    ]
+    stale = replace(HEALTHY, holds_back_for=timedelta(hours=1))
+    unreachable = [Unreachable("the block store", reason) for reason in ("no route", "it does not answer")]
+    for one, other in (
+        (silent, replace(silent, leader=replace(LEADER, holder=None, moves=False))),
+        (system(refusing[0]), system(refusing[1])),
+        (system(pipeline=stale), system(pipeline=replace(stale, running_batches=1))),
+        tuple(replace(system(), unreachable=[part]) for part in unreachable),
+    ):
+        [first], [second] = problems(one), problems(other)
+        assert first.what != second.what
+        assert first.about == second.about != ""

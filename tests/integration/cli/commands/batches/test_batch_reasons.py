@@ -26,4 +26,4 @@ def test_a_cause_is_said_once_and_counted_and_show_has_all_of_it(log: Log) -> No
     shown = forebay("batches", "show", "words", f"{times[0]:%Y-%m-%dT%H:%M:%SZ}").stdout.splitlines()
     at = shown.index("The whole reason:")
     assert shown[at + 1 : at + 4] == ["  PythonException: ValueError: no number: 'line 0'", "  Traceback", "    File"]
-    assert shown[at + 4].startswith("0 block(s) can be read, 0 records; 1 have no records")
+    assert shown[-1].startswith("0 block(s) can be read, 0 records; 1 have no records")

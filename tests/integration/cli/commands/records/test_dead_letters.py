@@ -70,7 +70,9 @@ def test_letters_are_summed_by_receiver_and_reason(letters: list[Letters]) -> No
     assert (sums[0]["dropped"], sums[0]["dropped_bytes"], sums[0]["newest_id"]) == (7, 70, newest)
     assert answer("lines/2") == answer("lines/2", "--reason", "invalid_encoding") == sums[2:]
     assert answer("lines", "--reason", "truncated") == sums[1:2]
-    assert answer("other") == []
+    assert answer("lines/2", "--reason", "truncated") == []
+    unknown = forebay("list", "other")
+    assert (unknown.exit_code, "'other' is not in the driver log" in unknown.output) == (1, True)
     assert [row["id"] for row in answer("-n", "1")] == [other]
     assert [row["letters"] for row in answer("lines/1", "-n", "2")] == [1, 1]
     for shown in (forebay("list").stdout, forebay("list", "-n", "5").stdout):

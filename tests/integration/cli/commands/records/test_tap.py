@@ -82,7 +82,7 @@ def test_the_newest_records_come_first_and_filters_apply(receivers: list[LineRec
 def test_what_can_not_be_tapped_is_named(log: Log) -> None:
     done = CliRunner().invoke(app, ["tap", "nothing"])
     assert done.exit_code == 1
-    assert "stream 'nothing'. There is no such stream: `forebay streams` lists" in " ".join(done.output.split())
+    assert "stream 'nothing' is not in the driver log, which has lines. Name one" in " ".join(done.output.split())
     assert "receiver 'lines/7'" in forebay("--receiver", "7").output
     assert forebay("--grep", "(").exit_code == 2
 

@@ -117,8 +117,10 @@ def test_settings_accept_units_and_ignore_other_keys() -> None:
 def test_the_leaf_loads_pydantic_and_no_other_package_of_ours() -> None:
     code = (
         "import sys, receiver_runtime.sources.source_registry\n"
-        "heavy = {'pyarrow', 'sqlalchemy', 'numpy', 'structlog', 'dagster', 'pyspark', 'tracker_store'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
+        "heavy = {'pyarrow', 'sqlalchemy', 'numpy', 'structlog', 'dagster', 'pyspark'}\n"
+        "ours = {name for name in sys.modules if name.startswith('tracker_store.')}\n"
+        "print(sorted(heavy & set(sys.modules) | ours))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "[]"
+    # The rule by which all of Forebay says "did you mean", which loads the standard library alone.
+    assert done.stdout.strip() == "['tracker_store.close_names']"
