@@ -5,10 +5,10 @@ Compares names alone. It reads nothing, and never decides for the person.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from orchestration.declarations.pipeline import DeclarationError
+from tracker_store.close_names import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -58,9 +58,9 @@ def idle_renames(streams: Sequence[Stream], applied: Collection[str]) -> list[st
             continue
         where = f"stream {name!r}: renamed_from={old!r} has no effect, because"
         if name not in applied and old not in applied:
-            close = difflib.get_close_matches(old, set(applied) - declared, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            said.append(f"{where} the driver log has no stream of that name: {name} is a new one.{hint}")
+            hint = did_you_mean(old, set(applied) - declared)
+            new = f"{name} is a new one{f'; {hint}' if hint else '.'}"
+            said.append(f"{where} the driver log has no stream of that name: {new}")
         elif name in applied:
             way_out = (
                 "leave it out"

@@ -65,7 +65,7 @@ def test_a_start_renames_a_stream_with_records_that_wait_and_refuses_to_strand_t
     with pytest.raises(CommandError, match="Is clix the stream clicks"):
         apply_at_start(connection, [declare("clix", "clikcs")], [], said.append)
     [mistyped] = said
-    assert mistyped.endswith("Did you mean clicks?")
+    assert mistyped.endswith("did you mean clicks?")
     assert is_applied(connection, declare())
     apply_at_start(connection, [declare("clix", "clicks")], [], said.append)
     assert names(connection) == ["clix"]

@@ -227,7 +227,7 @@ def test_an_address_that_a_running_receiver_of_the_stream_holds_is_well(
         mistyped = module(one_stream(source, home).replace('"lines", ', '"rows", renamed_from="lnes", source='))
         [_, (health, hint), *_] = about(findings(mistyped, well=False), "driver log")
         assert health == "warning"
-        assert hint.endswith("Did you mean lines?")
+        assert hint.endswith("did you mean lines?")
         renamed = module(one_stream(source, home).replace('"lines", ', '"rows", renamed_from="lines", source='))
         assert held in about(findings(renamed, well=True), "stream rows")
 

@@ -34,7 +34,7 @@ def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written(
         ("clix", set(), ""),
         ("clicks", {"clicks"}, ""),
         ("clicks", {"clix"}, ""),
-        ("clikcs", {"clicks"}, "has no stream of that name: clix is a new one. Did you mean clicks?"),
+        ("clikcs", {"clicks"}, "has no stream of that name: clix is a new one; did you mean clicks?"),
         ("clicks", set(), "has no stream of that name: clix is a new one."),
         (
             "clicks",
