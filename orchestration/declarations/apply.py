@@ -17,6 +17,7 @@ from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
 from tracker_store.batches.streams import stream_overview
+from tracker_store.close_names import did_you_mean
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 from tracker_store.schema.declarations import PipelineDeclaration
 
@@ -33,9 +34,13 @@ log = structlog.get_logger(__name__)
 SENDERS_PATH = "path in senders' URLs"
 _STRANDED = (
     "If it has another name now: Stream(…, renamed_from={0!r}). If it is to go: while the pipeline reads it, "
-    "`forebay receivers stop {0}`, and take it out when `forebay status` shows that nothing waits."
+    "`forebay receivers stop {0}` (no pipeline gets more of it then), and take it out when `forebay status` shows that "
+    "nothing of it waits and no batch is unfinished."
 )
-_REMOVAL = "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`"
+_REMOVAL = (
+    "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`; one that takes its place needs "
+    'start="latest", or begins with all records that are kept'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +155,16 @@ def unclear_renames(changes: Sequence[Change], stop: Collection[str], command: s
     stop: streams that the person has said to stop. command: the one that takes `--stop`.
     """
     added = [change.name for change in changes if (change.kind, change.action) == ("stream", "add")]
-    stops = [change.name for change in changes if change.action == "stop" and change.name not in stop]
-    if not added or not stops:
+    stopped = [change.name for change in changes if change.action == "stop"]
+    asked = [name for name in stopped if name not in stop]
+    if not added or not asked:
         return None
+    unknown = [f"--stop {name}: {did_you_mean(name, asked)} " for name in stop if did_you_mean(name, asked)]
     return (
-        f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "
-        f'renamed_from="{stops[0]}"), and it keeps its receivers, positions and records (the URL of HTTP senders '
-        "changes with its name). If not, "
-        f"`{command} {' '.join(f'--stop {name}' for name in stops)}` stops the one and begins the other."
+        f"{''.join(unknown)}Is {' or '.join(added)} the stream {' or '.join(asked)} by another name? Then write "
+        f'Stream(…, renamed_from="{asked[0]}"), and it keeps its receivers, positions and records (the URL of HTTP '
+        "senders changes with its name). If not, "
+        f"`{command} {' '.join(f'--stop {name}' for name in stopped)}` stops the one and begins the other."
     )
 
 

@@ -26,7 +26,10 @@ def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
     return {
         "pipelines": {pipeline.name: pipeline.declaration() for pipeline in pipelines},
         "streams": {stream.name: stream.declaration() for stream in declared_streams(pipelines)},
-        "renamed": {stream.name: stream.renamed_from for stream in declared_streams(pipelines)},
+        "renamed": {
+            stream.name: {"was": stream.renamed_from, "path": stream.source.path_of(stream.name)}
+            for stream in declared_streams(pipelines)
+        },
         "descriptions": {
             pipeline.name: {output.name: output.description for output in pipeline.outputs.values()}
             for pipeline in pipelines
@@ -37,7 +40,11 @@ def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
 def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return one line for each change between two results of `declared` that waits for `forebay apply`."""
     found = [*_gone("pipeline", before["pipelines"], after["pipelines"])]
-    renamed = {old: name for name, old in after["renamed"].items() if name not in before["streams"]}
+    renamed = {
+        one["was"]: name + (f", and its senders must use {path}" if (path := one["path"]) else "")
+        for name, one in after["renamed"].items()
+        if name not in before["streams"]
+    }
     found += _gone("stream", before["streams"], after["streams"], renamed)
     for name, pipeline in after["pipelines"].items():
         if name in before["pipelines"]:
@@ -81,17 +88,27 @@ def _gone(
     new = ", ".join(sorted(after.keys() - before.keys()))
     for name in sorted(before.keys() - after.keys()):
         if renamed and name in renamed:
-            yield f"{kind} {name!r} is renamed to {renamed[name]}, and the URL of HTTP senders changes with it"
+            yield f"{kind} {name!r} is renamed to {renamed[name]}"
             continue
         how = ""
         if kind == "stream":
             how = f"; if it is renamed: Stream(…, renamed_from={name!r}), and the URL of HTTP senders changes with it"
         elif kind == "pipeline":
             how = (
-                f"; under a new name it is a new pipeline, which begins where its `start` says. To replace {name} by "
-                f"it: `forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply"
+                f"; under a new name it is a new pipeline, which begins with all records that are kept. To replace "
+                f"{name} by it: `forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply with "
+                'start="latest": without it, records that came out of the one come out of the other again'
             )
-        yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new}{how})" if new else "")
+        yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new}{how})" if new else _ends(kind, name))
+
+
+def _ends(kind: str, name: str) -> str:
+    if kind != "pipeline":
+        return ""
+    return (
+        "; until it is removed too, its records wait, and its receivers go on: `forebay stop --pipeline "
+        f"{name}`, `forebay pipelines remove {name}`, and apply"
+    )
 
 
 def _moved(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

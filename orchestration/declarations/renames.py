@@ -1,4 +1,4 @@
-"""Says which applied stream a declared one was, by `renamed_from`, and what a person must decide or know of it.
+"""Names the applied stream that a declared one was, by `renamed_from`, and what a person should know of it.
 
 Compares names alone. It reads nothing, and never decides for the person.
 """
@@ -37,7 +37,7 @@ def refuse_to_rename(
             message = f"{where}: {old} is declared too: leave renamed_from out, or that stream"
             raise DeclarationError(message)
         if (other := taken.setdefault(old, new)) != new:
-            message = f"{where}: so says stream {other!r}: one of the two goes on with it, leave it out at the other"
+            message = f"{where}: stream {other!r} has the same renamed_from: remove it from one of the two"
             raise DeclarationError(message)
         readers = sorted(name for name, read in others.items() if old in read)
         if readers:
@@ -49,16 +49,19 @@ def refuse_to_rename(
 
 
 def idle_renames(streams: Sequence[Stream], applied: Collection[str]) -> list[str]:
-    """Return a sentence for each `renamed_from` that renames nothing, and may be meant to; none where it did before."""
+    """Return a sentence for each `renamed_from` that renames nothing, and may be meant to.
+
+    There is none where it did so before, or where nothing is applied yet.
+    """
     declared = {stream.name for stream in streams}
     said = []
     for stream in streams:
         name, old = stream.name, stream.renamed_from
-        if old is None or old == name or (name in applied and old not in applied):
+        if not applied or old is None or old == name or (name in applied and old not in applied):
             continue
         where = f"stream {name!r}: renamed_from={old!r} has no effect, because"
         if name not in applied and old not in applied:
-            hint = did_you_mean(old, set(applied) - declared)
+            hint = did_you_mean(old, sorted(set(applied) - declared))
             new = f"{name} is a new one{f'; {hint}' if hint else '.'}"
             said.append(f"{where} the driver log has no stream of that name: {new}")
         elif name in applied:
@@ -66,7 +69,7 @@ def idle_renames(streams: Sequence[Stream], applied: Collection[str]) -> list[st
                 "leave it out"
                 if old in declared
                 else f"leave it out; or, if {name} should go on where {old} ended: "
-                f"name it {old} again and apply, `forebay streams remove {name}`, then rename it"
+                f"name it {old} again, apply when nothing of {name} waits, `forebay streams remove {name}`, and rename"
             )
             said.append(f"{where} both streams exist: {way_out}.")
     return said

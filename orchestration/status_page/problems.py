@@ -258,12 +258,15 @@ def _waiting_for_a_driver(found: Sequence[WaitingRuns]) -> Iterator[Problem]:
             )
 
 
-def _no_sensor(row: PipelineStatus) -> str:
+def _undecided(row: PipelineStatus) -> str:
     """Return why nothing moves, if no batch was decided or completed since its oldest batch time came."""
     moves = row.last_completed_at is not None and row.last_completed_at > row.last_batch_time + row.batch_interval
     if moves or row.unfinished_batches:
         return ""
-    return f"no batch sensor has decided one since {row.last_batch_time:%H:%M:%S}: is it in the code that runs?"
+    return (
+        f"no batch was decided since {row.last_batch_time:%Y-%m-%dT%H:%M:%SZ}: does Dagster's daemon run, with its "
+        "batch sensor on, and is it in the code that runs?"
+    )
 
 
 def _late(row: PipelineStatus) -> Iterator[Problem]:
@@ -274,7 +277,7 @@ def _late(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f"{row.pipeline} is {behind:,} intervals ({row.due_for.total_seconds():,.0f} s) behind its schedule",
             f"forebay batches list --pipeline {row.pipeline}",
-            why=_no_sensor(row),
+            why=_undecided(row),
         )
     if row.is_stale:
         yield Problem(stale_line(row), about=f"stale {row.pipeline}")

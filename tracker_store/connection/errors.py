@@ -106,7 +106,7 @@ class UnknownNameError(DriverLogError):
 
     @classmethod
     def of(cls, kind: str, name: str, there: Sequence[str], advice: str | None = None) -> Self:
-        """Return the error for a name that none has of the `there`; `advice`: what to do if none of them is meant."""
+        """Return the error for a name that is not among `there`; `advice`: what to do if none of them is meant."""
         more = f" and {len(there) - _NAMED:,} more" if len(there) > _NAMED else ""
         known = f"{', '.join(there[:_NAMED])}{more}" or f"no {kind}"
         meant = did_you_mean(name, there).replace("did", "Did", 1)

@@ -1,7 +1,7 @@
-"""Tell the terminal of `forebay up` of processes that ended unasked and are started again: one line for each.
+"""Tell the terminal of `forebay up` of processes that ended unasked, and of leases that expired: one line for each.
 
-Owns when a line is due: one that ends again and again is told of ever more seldom. How a process ended is what its
-agent has reported in the driver log; it changes nothing. `forebay up` says itself what becomes of its own children.
+Owns when a line is due: the more often a process ends, the longer is the time to its next line. How a process ended is
+what its agent has reported in the driver log; it changes nothing. `forebay up` reports its own children itself.
 """
 
 from __future__ import annotations
@@ -42,11 +42,16 @@ class End:
 
 @dataclass(slots=True)
 class _Quiet:
-    """Hold until when nothing is told of a process, for how long after the next line, and how often it has ended."""
+    """Hold until when nothing is told of a process, for how long after its next line, and what it did meanwhile.
+
+    ended: when it ended last. untold: how often since its last line.
+    """
 
     until: float
+    ended: float
     seconds: float = QUIET_SECONDS
     untold: int = 0
+    is_told: bool = False
 
 
 class ProcessWatch:
@@ -92,20 +97,22 @@ class ProcessWatch:
         now = self._clock()
         due: list[End] = []
         for end in ends:
-            quiet = self._quiet.setdefault(end.name, _Quiet(now))
+            quiet = self._quiet.setdefault(end.name, _Quiet(now, now))
+            if now - quiet.ended > MOST_QUIET_SECONDS:
+                quiet.seconds = QUIET_SECONDS
+            quiet.ended = now
             quiet.untold += 1
             if now >= quiet.until and all(other.name != end.name for other in due):
                 due.append(end)
         for cause in causes(due, lambda end: end.how):
-            quiet = self._quiet[cause.row.name]
-            again = f" ({quiet.untold:,} times since the last line)" if quiet.untold > 1 else ""
+            quiets = [self._quiet[row.name] for row in cause.rows]
+            times = sum(quiet.untold for quiet in quiets)
+            since = " since the last line" if any(quiet.is_told for quiet in quiets) else ""
+            again = f" ({times:,} times{since})" if times > len(quiets) else ""
             self._tell(f"{cause.row.name}{cause.and_more}: {cause.line}{again}: {cause.row.command}")
         for end in due:
             quiet = self._quiet[end.name]
-            if now - quiet.until > quiet.seconds:
-                # It has been well for a while.
-                quiet.seconds = QUIET_SECONDS
-            quiet.until, quiet.untold = now + quiet.seconds, 0
+            quiet.until, quiet.untold, quiet.is_told = now + quiet.seconds, 0, True
             quiet.seconds = min(2 * quiet.seconds, MOST_QUIET_SECONDS)
 
 
@@ -128,4 +135,4 @@ def _of_receiver(event: ListenerEvent) -> End:
 
 
 def _of_driver(pid: int) -> End:
-    return End("batch driver", f"its process (pid {pid}) ended, and another one starts", "forebay logs agent")
+    return End("batch driver", f"its process (pid {pid}) ended unasked", "forebay logs agent")

@@ -137,7 +137,7 @@ def apply(
         changes = difference(connection, pipelines)
         targets = ask_targets(connection, pipelines)
         hints = rename_hints(connection, pipelines)
-        unclear = unclear_renames(changes, stop or (), "forebay apply") or held_targets(targets.refused)
+        unclear = unclear_renames(changes, stop or (), f"forebay apply {name}") or held_targets(targets.refused)
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
     for line in [*hints, *targets.unasked]:

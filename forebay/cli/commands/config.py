@@ -18,7 +18,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import wrong_settings
 from orchestration.declarations.project_file import ProjectFileError
 from orchestration.declarations.settings import Settings
-from tracker_store.close_names import did_you_mean
+from tracker_store.close_names import close_name
 from tracker_store.host.terminal_text import escaped
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def _chosen(values: Sequence[SettingValue], names: Sequence[str]) -> Sequence[Se
     asked = [name.upper() if name.upper().startswith(PREFIX) else PREFIX + name.upper() for name in names]
     for name in asked:
         if name not in by_name:
-            hint = did_you_mean(name, by_name) or "forebay config lists them"
+            # Without what all of them begin with, by which nearly all are alike.
+            meant = close_name(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in by_name])
+            hint = f"did you mean {PREFIX}{meant}?" if meant else "forebay config lists them"
             raise typer.BadParameter(f"there is no setting {name}: {hint}", param_hint="SETTING")
     return [by_name[name] for name in asked]
 

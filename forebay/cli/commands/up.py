@@ -53,7 +53,7 @@ from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from orchestration.declarations.apply import Change, apply, difference, rename_hints, unclear_renames
+from orchestration.declarations.apply import Change, apply, difference, refuse, rename_hints, unclear_renames
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
@@ -68,7 +68,7 @@ from tracker_store.batches.pipeline_states import all_ended, start_pipelines
 from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
 from tracker_store.batches.run_queue import has_ready_driver, has_waiting_run
 from tracker_store.connection.engine import connect, create_engine
-from tracker_store.connection.errors import DriverLogError, SharedPlaceError, StrandingChangeError
+from tracker_store.connection.errors import DriverLogError, SharedPlaceError, StrandingChangeError, sentence
 from tracker_store.connection.outage import SURVIVED, Outage
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.host.log_files import LogRoller
@@ -161,26 +161,38 @@ def _is_driver_awaited(connection: sa.Connection) -> bool:
 
 
 def apply_at_start(
-    connection: sa.Connection, pipelines: Sequence[Pipeline], stop: Collection[str], tell: Callable[[str], None]
+    connection: sa.Connection,
+    pipelines: Sequence[Pipeline],
+    tell: Callable[[str], None],
+    *,
+    stop: Collection[str] = (),
+    command: str = "forebay up",
 ) -> list[Change]:
     """Apply what is declared before anything runs, and return what that changes; `tell` is called as `Services` does.
 
-    Raises CommandError, and writes nothing, if it is refused, or if a person must say first whether a stream that is
-    not in `stop` has another name now.
+    stop: streams that end, and have no other name. command: the one that takes `--stop`.
+
+    Raises CommandError, and writes nothing, if it is refused, or if a person must say first whether a stream has
+    another name now.
     """
-    targets = ask_targets(connection, pipelines)
-    for line in [*rename_hints(connection, pipelines), *targets.unasked]:
+    for line in rename_hints(connection, pipelines):
         tell(line)
-    # A person applies nothing that is refused; a start, maybe with no person there, must not keep all from running.
-    for line in targets.refused:
-        tell(f"{line} Until then its batches wait (BLOCKED), and all else runs.")
-    if unclear := unclear_renames(difference(connection, pipelines), stop, "forebay up"):
+    if unclear := unclear_renames(difference(connection, pipelines), stop, command):
         message = f"Nothing was started. {unclear}"
         raise CommandError(message)
     try:
+        refuse(connection, pipelines)
+        targets = ask_targets(connection, pipelines)
+        for line in targets.unasked:
+            tell(line)
+        # A person applies no output that its target refuses; a start, maybe with no person there, runs all others.
+        for line in targets.refused:
+            tell(f"{line} Until then its batches wait (BLOCKED), and all else runs.")
         return apply(connection, pipelines)
     except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
-        message = f"Nothing was started: {error} To run commands that this names, start with the code as it was before."
+        said = sentence(str(error))
+        before = " To run these commands, start with the code as it was before." if "`forebay " in said else ""
+        message = f"Nothing was started: {said}{before}"
         raise CommandError(message) from error
 
 
@@ -208,7 +220,7 @@ class Services:
                 wrong in the system.
             watches: whether changed files take effect by themselves, or by `forebay apply` alone.
             slots: how many receivers may run; None: as many as are declared, at least 16 and at most `MOST_SLOTS`.
-            stop: streams that the module no longer has, and that are not those of other names in it.
+            stop: streams that end because the module has them no longer: none of its new ones is one of these, renamed.
         """
         self._settings = settings
         self._wanted_ui_port = ui_port
@@ -270,8 +282,8 @@ class Services:
                         if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
                             return None
                         self._look_at_the_code(connection)
-                        self._processes.look(connection)
                         self._problems.look(connection)
+                        self._processes.look(connection)
                 except SURVIVED as error:
                     outage.failed(error)
                 else:
@@ -361,7 +373,9 @@ class Services:
         self._database_url = _prepare_database(self._database_url, self._settings, self._supervisor)
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
-            self.changes = apply_at_start(connection, pipelines, self._stop, self._tell)
+            self.changes = apply_at_start(
+                connection, pipelines, self._tell, stop=self._stop, command=f"forebay up {module}"
+            )
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
@@ -535,7 +549,8 @@ def up(
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            help="A stream that the module no longer has, and that is not one of the new ones by another name."
+            help="A stream that ends because the module has it no longer; without it, a start that also finds a new "
+            "stream asks whether it is the same."
         ),
     ] = None,
 ) -> None:

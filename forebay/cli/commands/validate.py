@@ -31,6 +31,7 @@ from orchestration.declarations.apply import (
     unclear_renames,
 )
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.reading.batch_reader import declared_columns
 from receiver_runtime.block_store.frames.columns import union
@@ -112,7 +113,7 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
         yield from check_declaration(stream)
     needs = {output: list(check_needs(output)) for output in outputs}
     yield from (finding for found in needs.values() for finding in found)
-    log = _DriverLog.nowhere() if offline else _ask_driver_log(pipelines, streams)
+    log = _DriverLog.nowhere() if offline else _ask_driver_log(module, pipelines, streams)
     yield from log.findings
     schemas: dict[Output, StructType] = {}
     if plans:
@@ -147,7 +148,7 @@ class _DriverLog:
         return cls([*findings], is_asked=False)
 
 
-def _ask_driver_log(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> _DriverLog:
+def _ask_driver_log(module: str, pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> _DriverLog:
     try:
         url = database_url(Settings())
     except DatabaseUrlMissingError:
@@ -161,7 +162,7 @@ def _ask_driver_log(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) ->
         with naming_the_log(url), connect_once(url, application_name=_APPLICATION) as connection:
             changes = difference(connection, pipelines)
             log.running.update(_running(connection, streams, changes))
-            log.findings.extend(_compare(connection, pipelines, streams, changes))
+            log.findings.extend(_compare(connection, module, pipelines, changes))
             declared = {stream.name for stream in streams}
             for row in list_streams(connection):
                 if row.name in declared and (registered := schemas_of_stream(connection, row.stream_id)):
@@ -234,14 +235,14 @@ def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iter
 
 
 def _compare(
-    connection: sa.Connection, pipelines: Sequence[Pipeline], streams: Sequence[Stream], changes: Sequence[Change]
+    connection: sa.Connection, module: str, pipelines: Sequence[Pipeline], changes: Sequence[Change]
 ) -> Iterator[Finding]:
     """Yield what `forebay apply` would change or refuse, what it asks for, and what older blocks have otherwise."""
     try:
         refuse(connection, pipelines)
-    except DriverLogError as error:
+    except (DeclarationError, DriverLogError) as error:
         yield Finding("driver log", Health.FAILED, str(error), "`forebay apply` refuses it: see the message.")
-    unclear = unclear_renames(changes, (), "forebay apply")
+    unclear = unclear_renames(changes, (), f"forebay apply {module}")
     if unclear is not None:
         yield Finding("driver log", Health.FAILED, "`forebay apply` asks first, and writes nothing", unclear)
     for hint in rename_hints(connection, pipelines):
@@ -253,7 +254,7 @@ def _compare(
     for step in target_steps(connection, pipelines):
         found = f"a sink differs from what is applied: {step}"
         yield Finding("driver log", Health.WARNING, found, "Do it before `forebay apply`.")
-    yield from _changed_types(connection, streams)
+    yield from _changed_types(connection, declared_streams(pipelines))
 
 
 def _shown(change: Change) -> str:

@@ -66,7 +66,8 @@ class Request:
 class CodeAnswer:
     """Say what became of it.
 
-    why: of one in force, what else to know. declared: what it declares. is_new: the code server must load it at once.
+    why: the reason, or what else to say of a version in force. declared: what it declares. is_new: the code server must
+    load it at once.
     """
 
     outcome: Outcome

@@ -10,6 +10,7 @@ from tests.support.polling import eventually
 from tracker_store.batches.run_queue import CRASHED, register_batch_driver
 from tracker_store.receivers.processes import deregister_process, register_process
 from tracker_store.receivers.receivers import report_event
+from tracker_store.reports.listener_events import newest_position
 from tracker_store.schema.states import ProcessKind, ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ def test_each_end_that_none_asked_for_is_told_once(connection: sa.Connection) ->
     told: list[str] = []
     now = 0.0
     watch = ProcessWatch(told.append, location="forebay", clock=lambda: now)
+    before_any = newest_position(connection)
     report(ReceiverEventKind.EXITED, "before it looked")
+    # An event is shown when all older transactions of the server have ended.
+    eventually(lambda: newest_position(connection) != before_any, "the event is shown")
     before = driver(connection, 6)
     deregister_process(connection, before, CRASHED)
     killed, stopped = driver(connection, 7), driver(connection, 8)
@@ -49,10 +53,9 @@ def test_each_end_that_none_asked_for_is_told_once(connection: sa.Connection) ->
         watch.look(connection)
         return len(told) > 1
 
-    # An event is shown when all older transactions of the server have ended.
     eventually(look, "both ends are told")
     look()
     assert sorted(told) == [
-        "batch driver: its process (pid 7) ended, and another one starts: forebay logs agent",
+        "batch driver: its process (pid 7) ended unasked: forebay logs agent",
         f"lines/1: {KILLED}: forebay logs lines/1",
     ]

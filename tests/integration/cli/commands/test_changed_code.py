@@ -123,14 +123,15 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         ),
         (
             [('Stream("lines", ', 'Stream("rows", renamed_from="lines", source=')],
-            "stream 'lines' is renamed to rows, and the URL of HTTP senders changes with it",
+            "stream 'lines' is renamed to rows",
         ),
         (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
             (
                 "pipeline 'words' is gone (renamed? new is terms; under a new name it is a new pipeline, which begins "
-                "where its `start` says. To replace words by it: `forebay stop --pipeline words`, "
-                "`forebay pipelines remove words`, and apply)"
+                "with all records that are kept. To replace words by it: `forebay stop --pipeline words`, "
+                '`forebay pipelines remove words`, and apply with start="latest": without it, records that came out of '
+                "the one come out of the other again)"
             ),
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),

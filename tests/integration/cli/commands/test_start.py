@@ -39,18 +39,18 @@ def names(connection: sa.Connection) -> list[str]:
 
 def test_a_start_asks_whether_a_stream_is_renamed(connection: sa.Connection) -> None:
     said: list[str] = []
-    apply_at_start(connection, [declare()], [], said.append)
+    apply_at_start(connection, [declare()], said.append)
     with pytest.raises(CommandError, match=r"Nothing was started. Is clix the stream clicks .*up --stop clicks`"):
-        apply_at_start(connection, [declare("clix")], [], said.append)
+        apply_at_start(connection, [declare("clix")], said.append)
     assert is_applied(connection, declare())
     assert said == []
-    changes = apply_at_start(connection, [declare("clix")], ["clicks"], said.append)
+    changes = apply_at_start(connection, [declare("clix")], said.append, stop=["clicks"])
     assert [(change.name, change.action) for change in changes if change.kind == "stream"] == [
         ("clix", "add"),
         ("clicks", "stop"),
     ]
     assert names(connection) == ["clicks", "clix"]
-    apply_at_start(connection, [declare("clix", "clicks")], [], said.append)
+    apply_at_start(connection, [declare("clix", "clicks")], said.append)
     [late] = said
     assert "both streams exist" in late
 
@@ -61,22 +61,22 @@ def test_a_start_renames_a_stream_with_records_that_wait_and_refuses_to_strand_t
     said: list[str] = []
     refused = r"Nothing was started: .* 10 records wait .*renamed_from='clicks'.* start with the code as it was before"
     with pytest.raises(CommandError, match=refused):
-        apply_at_start(connection, [declare("clix")], ["clicks"], said.append)
+        apply_at_start(connection, [declare("clix")], said.append, stop=["clicks"])
     with pytest.raises(CommandError, match="Is clix the stream clicks"):
-        apply_at_start(connection, [declare("clix", "clikcs")], [], said.append)
+        apply_at_start(connection, [declare("clix", "clikcs")], said.append)
     [mistyped] = said
     assert mistyped.endswith("did you mean clicks?")
     assert is_applied(connection, declare())
-    apply_at_start(connection, [declare("clix", "clicks")], [], said.append)
+    apply_at_start(connection, [declare("clix", "clicks")], said.append)
     assert names(connection) == ["clix"]
 
 
 def test_a_stream_that_was_renamed_too_late_can_still_be_renamed_as_the_hint_says(connection: sa.Connection) -> None:
     apply(connection, [declare()])
     [first] = placements(connection)
-    apply_at_start(connection, [declare("clix")], ["clicks"], lambda _: None)
-    apply_at_start(connection, [declare()], [], lambda _: None)
+    apply_at_start(connection, [declare("clix")], lambda _: None, stop=["clicks"])
+    apply_at_start(connection, [declare()], lambda _: None)
     remove_stream(connection, "clix", with_waiting=False)
-    apply_at_start(connection, [declare("clix", "clicks")], [], lambda _: None)
+    apply_at_start(connection, [declare("clix", "clicks")], lambda _: None)
     assert names(connection) == ["clix"]
     assert [row.receiver_id for row in placements(connection)] == [first.receiver_id]

@@ -27,6 +27,12 @@ def test_one_that_ends_again_and_again_is_told_of_ever_more_seldom() -> None:
     assert told[1][0] == QUIET_SECONDS
     assert told[1][1].endswith("killed by SIGKILL; crash 13 (12 times since the last line): forebay logs events/0")
     assert len(told) < 7 + 86_400 / MOST_QUIET_SECONDS
+    # So it is if it ends only now and then.
+    told.clear()
+    for _ in range(288):
+        clock.now += 300
+        watch.report([End("events/0", "receiver process was killed by SIGKILL; crash 1", "forebay logs events/0")])
+    assert len(told) <= 86_400 / MOST_QUIET_SECONDS + 1
     # One that has been well for long is told of at once, and soon again.
     clock.now += 3 * MOST_QUIET_SECONDS
     for _ in range(2):

@@ -19,11 +19,16 @@ def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written(
     pipeline = Change("pipeline", "words", "change")
     for clear in ([added, pipeline], [stopped, pipeline]):
         assert unclear_renames(clear, [], "forebay apply") is None
-    asked = unclear_renames([added, stopped, pipeline], ["others"], "forebay up")
+    asked = unclear_renames([added, stopped, pipeline], ["others", "clikcs"], "forebay up")
     assert asked is not None
     assert 'renamed_from="clicks"' in asked
     assert "the URL of HTTP senders changes" in asked
     assert "`forebay up --stop clicks`" in asked
+    assert asked.startswith("--stop clikcs: did you mean clicks? Is clix the stream clicks")
+    both = unclear_renames([added, stopped, Change("stream", "more", "stop")], ["clicks"], "forebay up")
+    assert both is not None
+    assert "Is clix the stream more" in both
+    assert "`forebay up --stop clicks --stop more`" in both
     assert unclear_renames([added, stopped], ["clicks"], "forebay apply") is None
 
 
@@ -35,15 +40,16 @@ def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written(
         ("clicks", {"clicks"}, ""),
         ("clicks", {"clix"}, ""),
         ("clikcs", {"clicks"}, "has no stream of that name: clix is a new one; did you mean clicks?"),
-        ("clicks", set(), "has no stream of that name: clix is a new one."),
+        ("clicks", set(), ""),
+        ("clicks", {"others"}, "has no stream of that name: clix is a new one."),
         (
             "clicks",
             {"clicks", "clix"},
-            "name it clicks again and apply, `forebay streams remove clix`, then rename it.",
+            "apply when nothing of clix waits, `forebay streams remove clix`, and rename.",
         ),
         ("others", {"others", "clix"}, "both streams exist: leave it out."),
     ],
-    ids=["none", "itself", "renames", "done", "mistyped", "elsewhere", "too late", "both read"],
+    ids=["none", "itself", "renames", "done", "mistyped", "first apply", "elsewhere", "too late", "both read"],
 )
 def test_a_name_before_that_renames_nothing_is_said(old: str | None, applied: set[str], said: str) -> None:
     hints = idle_renames([stream("clix", old), stream("others")], applied)
@@ -54,5 +60,5 @@ def test_a_name_before_that_renames_nothing_is_said(old: str | None, applied: se
 
 
 def test_two_streams_can_not_go_on_with_one() -> None:
-    with pytest.raises(DeclarationError, match="stream 'b': renamed_from='old': so says stream 'a'"):
+    with pytest.raises(DeclarationError, match="stream 'b': renamed_from='old': stream 'a' has the same"):
         refuse_to_rename({"a": "old", "b": "old"}, {"a", "b"}, {}, "")
