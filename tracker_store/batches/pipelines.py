@@ -100,6 +100,21 @@ def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
     return [_pipeline(row) for row in rows]
 
 
+def removed_pipelines(connection: sa.Connection, stream_ids: Collection[int]) -> list[tuple[str, dict[str, Any]]]:
+    """Return names and declarations of removed pipelines that read one of these streams, the newest first. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT name, declaration
+                FROM forebay.pipelines
+                WHERE removed_at IS NOT NULL AND stream_ids && CAST(:ids AS bigint[])
+                ORDER BY removed_at DESC
+            """),
+            {"ids": sorted(stream_ids)},
+        ).all()
+    return [(row.name, row.declaration) for row in rows]
+
+
 def pipelines_by_id(connection: sa.Connection, pipeline_ids: Sequence[int]) -> list[PipelineRow]:
     """Return those of these pipelines that are not removed, by name. No locks."""
     with named_failures():

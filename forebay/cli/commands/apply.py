@@ -16,10 +16,12 @@ from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.apply import (
     SENDERS_PATH,
     Change,
+    Decided,
     difference,
-    rename_hints,
+    hints,
+    refuse,
     target_steps,
-    unclear_renames,
+    undecided,
 )
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
@@ -109,12 +111,17 @@ def apply(
     stop: Annotated[
         list[str] | None, typer.Option(help="A stream that stops, and is not one of the new ones by another name.")
     ] = None,
+    again: Annotated[
+        list[str] | None,
+        typer.Option(help="A new pipeline that may begin with records that a removed one wrote to the same place."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Write a module's streams and pipelines to the driver log, as versioned rows, and show what changes.
 
     Refuses a change that would leave blocks that no pipeline reads, and asks before it stops one stream and begins
-    another, which may be the same one renamed. Applying the same module again changes nothing.
+    another, which may be the same one renamed, and before a new pipeline writes kept records where a removed one has
+    written them. Applying the same module again changes nothing.
 
     For example:
 
@@ -136,11 +143,15 @@ def apply(
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
         targets = ask_targets(connection, pipelines)
-        hints = rename_hints(connection, pipelines)
-        unclear = unclear_renames(changes, stop or (), f"forebay apply {name}") or held_targets(targets.refused)
+        said = hints(connection, pipelines)
+        refuse(connection, pipelines)
+        decided = Decided(stop or (), again or ())
+        unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(
+            targets.refused
+        )
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
-    for line in [*hints, *targets.unasked]:
+    for line in [*said, *targets.unasked]:
         console.print(line, markup=False, soft_wrap=True)
     if unclear is not None:
         print_changes(console, changes)

@@ -53,7 +53,16 @@ from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from orchestration.declarations.apply import Change, apply, difference, refuse, rename_hints, unclear_renames
+from orchestration.declarations.apply import (
+    NOTHING_DECIDED,
+    Change,
+    Decided,
+    apply,
+    difference,
+    hints,
+    refuse,
+    undecided,
+)
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
@@ -77,7 +86,7 @@ from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
 from tracker_store.server.services_login import SERVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -165,23 +174,22 @@ def apply_at_start(
     pipelines: Sequence[Pipeline],
     tell: Callable[[str], None],
     *,
-    stop: Collection[str] = (),
+    decided: Decided = NOTHING_DECIDED,
     command: str = "forebay up",
 ) -> list[Change]:
     """Apply what is declared before anything runs, and return what that changes; `tell` is called as `Services` does.
 
-    stop: streams that end, and have no other name. command: the one that takes `--stop`.
+    command: the one that takes what is decided as options.
 
-    Raises CommandError, and writes nothing, if it is refused, or if a person must say first whether a stream has
-    another name now.
+    Raises CommandError, and writes nothing, if it is refused, or if a person must decide first.
     """
-    for line in rename_hints(connection, pipelines):
+    for line in hints(connection, pipelines):
         tell(line)
-    if unclear := unclear_renames(difference(connection, pipelines), stop, command):
-        message = f"Nothing was started. {unclear}"
-        raise CommandError(message)
     try:
         refuse(connection, pipelines)
+        if unclear := undecided(connection, pipelines, difference(connection, pipelines), decided, command):
+            message = f"Nothing was started. {unclear}"
+            raise CommandError(message)
         targets = ask_targets(connection, pipelines)
         for line in targets.unasked:
             tell(line)
@@ -208,7 +216,7 @@ class Services:
         tell: Callable[[str], None] = lambda _: None,
         watches: bool = True,
         slots: int | None = None,
-        stop: Collection[str] = (),
+        decided: Decided = NOTHING_DECIDED,
     ) -> None:
         """Prepare them; nothing starts before the context is entered.
 
@@ -220,7 +228,7 @@ class Services:
                 wrong in the system.
             watches: whether changed files take effect by themselves, or by `forebay apply` alone.
             slots: how many receivers may run; None: as many as are declared, at least 16 and at most `MOST_SLOTS`.
-            stop: streams that end because the module has them no longer: none of its new ones is one of these, renamed.
+            decided: what a start would ask a person.
         """
         self._settings = settings
         self._wanted_ui_port = ui_port
@@ -235,7 +243,7 @@ class Services:
         self._processes = ProcessWatch(tell, location=LOCATION)
         self._watches = watches
         self._slots = slots
-        self._stop = stop
+        self._decided = decided
         #: How many receivers are declared, when the services start.
         self.receivers = 0
         self._code: CodeWatch | None = None
@@ -374,7 +382,7 @@ class Services:
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
             self.changes = apply_at_start(
-                connection, pipelines, self._tell, stop=self._stop, command=f"forebay up {module}"
+                connection, pipelines, self._tell, decided=self._decided, command=f"forebay up {module}"
             )
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
             # halted stays halted until a person decides.
@@ -553,6 +561,13 @@ def up(
             "stream asks whether it is the same."
         ),
     ] = None,
+    again: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A new pipeline that may begin with kept records of which a removed one wrote results to the same "
+            "place: it is empty, or they may be there twice."
+        ),
+    ] = None,
 ) -> None:
     """Apply a pipeline module and run everything on this machine until Ctrl-C.
 
@@ -583,7 +598,7 @@ def up(
             tell=lambda line: console.print(f"{datetime.now(UTC):%H:%M:%S} {line}", markup=False, soft_wrap=True),
             watches=watch,
             slots=slots,
-            stop=stop or (),
+            decided=Decided(stop or (), again or ()),
         ) as services:
             if services.changes:
                 print_changes(console, services.changes)

@@ -22,13 +22,14 @@ from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import (
+    NOTHING_DECIDED,
     declared_streams,
     difference,
+    hints,
     refuse,
     refuse_to_share,
-    rename_hints,
     target_steps,
-    unclear_renames,
+    undecided,
 )
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.pipeline import DeclarationError
@@ -242,10 +243,10 @@ def _compare(
         refuse(connection, pipelines)
     except (DeclarationError, DriverLogError) as error:
         yield Finding("driver log", Health.FAILED, str(error), "`forebay apply` refuses it: see the message.")
-    unclear = unclear_renames(changes, (), f"forebay apply {module}")
-    if unclear is not None:
-        yield Finding("driver log", Health.FAILED, "`forebay apply` asks first, and writes nothing", unclear)
-    for hint in rename_hints(connection, pipelines):
+    else:
+        if unclear := undecided(connection, pipelines, changes, NOTHING_DECIDED, f"forebay apply {module}"):
+            yield Finding("driver log", Health.FAILED, "`forebay apply` asks first, and writes nothing", unclear)
+    for hint in hints(connection, pipelines):
         yield Finding("driver log", Health.WARNING, hint)
     for change in changes:
         yield Finding(f"{change.kind} {change.name}", Health.OK, _shown(change))

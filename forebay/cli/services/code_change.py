@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.apply import apply, declared_streams, refuse, rename_hints
+from orchestration.declarations.apply import apply, declared_streams, refuse, rename_hints, unclear_repeats
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.modules import IMPORT_FAILS, PipelineModuleError, load_pipelines, said_in_a_line
@@ -129,15 +129,17 @@ def put_in_force(
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now = declared(pipelines)
     decisions = needs_a_person(request.declared, now)
+    said = " ".join(rename_hints(connection, pipelines))
     if decisions and not request.agreed:
-        return CodeAnswer(Outcome.WAITS, "; ".join(decisions))
+        return CodeAnswer(Outcome.WAITS, f"{'; '.join(decisions)}{f'. {said}' if said else ''}")
     refuse(connection, pipelines)
+    if repeats := unclear_repeats(connection, pipelines, (), "forebay apply"):
+        return CodeAnswer(Outcome.WAITS, repeats)
     targets = ask_targets(connection, pipelines)
     for line in targets.unasked:
         sys.stderr.write(f"{line}\n")
     if targets.refused:
         return CodeAnswer(Outcome.WAITS, " ".join(targets.refused))
-    hints = " ".join(rename_hints(connection, pipelines))
     before = copies.in_force()
     copies.put_in_force(copy.file)
     try:
@@ -152,7 +154,7 @@ def put_in_force(
     loaded = before if request.runs is None else Path(request.runs)
     if loaded is not None and loaded != copy.file:
         _restart_receivers(connection, pipelines, CodeCopy(loaded), copy)
-    return CodeAnswer(Outcome.IN_FORCE, hints, declared=now, is_new=bool(changes) or now != request.declared)
+    return CodeAnswer(Outcome.IN_FORCE, said, declared=now, is_new=bool(changes) or now != request.declared)
 
 
 def _restart_receivers(
