@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path, PurePath
 
 
-class Silent(Exception):
+class SilentError(Exception):
     """Says nothing by itself."""
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def test_other_errors_say_what_they_said() -> None:
     assert explain(OSError(errno.EIO, "Input/output error")) == "[Errno 5] Input/output error"
     assert describe(ValueError("wrong")) == "ValueError: wrong"
     # As pika raises it where a connection is refused.
-    assert describe(ConnectionError(Silent(111, "refused"))) == "ConnectionError: Silent(111, 'refused')"
+    assert describe(ConnectionError(SilentError(111, "refused"))) == "ConnectionError: SilentError(111, 'refused')"
     assert describe(None) == ""
 
 
