@@ -145,12 +145,14 @@ class MqttReader:
             if self._marks.read() is not None:
                 self._session.note_known()
             client.open()
+            answers_until = time.monotonic() + self._source.connect_timeout
             with self._changed:
                 self._connected = True
             poller = select.poll()
             poller.register(self._wake_here, select.POLLIN)
             while not self._stopping and not self._sends_again:
                 self._turn(client, poller, reads=self._has_room())
+                _check_answered(client, answers_until)
             if self._sends_again:
                 self._receiver.restart(_SENDS_AGAIN)
             self._leave(client, poller)
@@ -370,6 +372,12 @@ class MqttReader:
         if not self._stopping:
             # Do not leave it to the next submit to fail: if the broker is at its limit in flight, there is none.
             self._receiver.restart(_NOT_STORED, error)
+
+
+def _check_answered(client: MqttClient, until: float) -> None:
+    """Raise TimeoutError if the broker has not answered CONNECT by then."""
+    if time.monotonic() > until and not client.is_connected():
+        raise TimeoutError(f"it has not answered for {client.connect_timeout:g} s")
 
 
 def _fault(message: MQTTMessage, max_record_bytes: int) -> DeadLetterReason | None:

@@ -102,8 +102,8 @@ class ZeroMQClient:
             return None
         return frames
 
-    def connection_events(self) -> Iterator[tuple[bool, str]]:
-        """Yield each event since the last call: True and the endpoint that connected, or False and what went wrong.
+    def connection_events(self) -> Iterator[tuple[str, str | None]]:
+        """Yield the endpoint of each event since the last call, and what went wrong; None: it is connected.
 
         For a socket that listens, the monitor has only failed handshakes: its senders may come and go.
         """
@@ -111,20 +111,20 @@ class ZeroMQClient:
             found = recv_monitor_message(self.monitor)
             event, endpoint = found["event"], found["endpoint"].decode(errors="replace")
             if event & _REFUSED:
-                yield False, f"{endpoint}: the ZeroMQ handshake failed: check the socket types and the CURVE keys"
+                yield endpoint, f"{endpoint}: the ZeroMQ handshake failed: check the socket types and the CURVE keys"
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._retries.clear()
                 self._connected.add(endpoint)
-                yield True, endpoint
+                yield endpoint, None
             elif event == zmq.Event.DISCONNECTED:
                 if endpoint not in self._connected:
                     continue  # a handshake failed, which is reported already
                 self._connected.discard(endpoint)
-                yield False, f"{endpoint}: the connection was lost, ZeroMQ connects again"
+                yield endpoint, f"{endpoint}: the connection was lost, ZeroMQ connects again"
             else:
                 self._retries[endpoint] += 1
                 if self._retries[endpoint] == _RETRIES_REPORTED:
-                    yield False, f"{endpoint} can't be reached, ZeroMQ keeps trying"
+                    yield endpoint, f"{endpoint} can't be reached, ZeroMQ keeps trying"
 
     def _encrypt(self) -> None:
         source, socket = self._source, self.socket

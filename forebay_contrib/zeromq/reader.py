@@ -108,8 +108,11 @@ class ZeroMQReader(ReadingThread):
             self._receiver.store_buffered(found.records)
 
     def _report(self, client: ZeroMQClient) -> None:
-        for is_good, words in client.connection_events():
-            if is_good:
-                self._receiver.report_connected(words)
+        for endpoint, fault in client.connection_events():
+            if fault is None:
+                self._receiver.report_connected(endpoint)
             else:
-                self._receiver.report_error(words)
+                self._receiver.report_error(fault)
+            # What fails where it listens is one of its senders.
+            if not self._source.bind:
+                self._receiver.report_degraded(endpoint, fault)

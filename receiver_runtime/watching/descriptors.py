@@ -39,4 +39,5 @@ def explain(error: BaseException) -> str:
         case errno.ENFILE:
             return f"{error}: this machine may have no more open files: raise fs.file-max"
         case _:
-            return str(error)
+            # Some clients put what happened only into an error within theirs.
+            return str(error) or ", ".join(map(repr, error.args))

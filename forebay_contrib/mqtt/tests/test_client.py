@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import socket
+from typing import TYPE_CHECKING
+
 import pytest
 
 pytest.importorskip("paho.mqtt.client")
@@ -8,6 +11,14 @@ from paho.mqtt.client import Client, MQTTMessage
 
 from forebay_contrib.mqtt.client import MqttClient, UndecodableMessage
 from forebay_contrib.mqtt.declaration import Mqtt
+from receiver_runtime.process.receiver_registry import make_receiver
+from tests.unit.receiver_runtime.receivers.files.files_rig import Log
+from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
+from tests.unit.receiver_runtime.rig import rig
+from tests.unit.receiver_runtime.support import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SOURCE = Mqtt(host="127.0.0.1", topics=("a",), client_id="c")
 
@@ -69,3 +80,13 @@ def test_truncated_properties_end_the_connection() -> None:
     client._in_packet |= {"command": 0x32, "packet": bytearray(publish(b"\x01\x01")[:7])}
     with pytest.raises(ValueError, match="a PUBLISH of 7 bytes"):
         client._handle_publish()
+
+
+def test_a_broker_that_accepts_a_connection_and_does_not_answer_is_left_and_shown(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        source = Mqtt(
+            host="127.0.0.1", port=server.getsockname()[1], topics=("a",), client_id="c", connect_timeout="50ms"
+        )
+        with rig(tmp_path, make_receiver(source), log=KeyedBlockLog(), positions=Log()) as made:
+            eventually(lambda: any("it has not answered for 0.05 s" in one for one in made.reporter.reasons), "it")
+            eventually(lambda: made.reporter.reasons[-1].startswith("degraded: "), "the status")

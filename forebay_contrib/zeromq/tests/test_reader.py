@@ -163,10 +163,13 @@ def test_it_connects_again_by_itself_and_says_so(tmp_path: Path) -> None:
         pass
     with rig(tmp_path, zeromq(endpoint, "pull")) as made:
         eventually(lambda: said(made, ReceiverEventKind.ERROR, f"{endpoint} can't be reached"), "that it is not there")
+        eventually(lambda: f"degraded: {endpoint} can't be reached" in made.reporter.reasons[-1], "the status")
         for number in (1, 2):
             with bound(zmq.PUSH, endpoint) as (sender, _):
                 sender.send(b"%d" % number)
                 eventually(reaches(lambda: len(rows(made)), number), "a message")
+                eventually(lambda: made.reporter.reasons[-1] == f"connected to {endpoint}", "the status")
+            eventually(lambda: "the connection was lost" in made.reporter.reasons[-1], "the status")
             eventually(lambda: said(made, ReceiverEventKind.ERROR, "the connection was lost"), "that it was lost")
         assert bodies(made) == [b"1", b"2"]
         assert made.reporter.kinds().count(ReceiverEventKind.CONNECTED) == 2

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
+from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
 from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_refusals import MADE_BY_MERGE
 from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements
+from orchestration.sinks.postgres.postgres_totals import Totals
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -130,6 +132,11 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> 
         there = columns_of_table(cursor, schema, table)
         if sink["mode"] == "merge" and there:
             misfits += unmergeable(cursor, schema, table, sink["key"], there)
+        if sink.get("totals"):
+            types = {column.name: column.base for column in there}
+            if columns is not None and not there:
+                types = {column.name: column.type for column in columns} | {BATCH_TIME: "timestamp with time zone"}
+            misfits += Totals(**sink["totals"]).misfits(cursor, schema, table, types)
         unique = _unique_indexes(cursor, schema, table)
         referring = _referring(cursor, schema, table, _FORBIDS)
     if columns is not None and there:

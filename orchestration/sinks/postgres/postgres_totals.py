@@ -15,9 +15,11 @@ from orchestration.declarations.sink import SinkError
 from orchestration.sinks.postgres.postgres_columns import MOST_NAME_BYTES, can_be_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _OURS = "forebay_totals"
+#: Types that Postgres adds up.
+_SUMMED = frozenset({"smallint", "integer", "bigint", "real", "double precision", "numeric", "money", "interval"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Totals:
             message = f"Totals: view {self.view!r} is no name: give 1 to {MOST_NAME_BYTES} bytes, without NUL"
             raise DeclarationError(message)
         columns = [*self.key, *self.sums]
-        if not self.key or not self.sums or len(set(columns)) != len(columns):
+        names = all(isinstance(name, str) for name in columns)
+        if not self.key or not self.sums or not names or len(set(columns)) != len(columns):
             message = (
                 f"Totals {self.view!r}: by={list(self.key)}, sum={list(self.sums)}: name at least one column in each, "
                 "and none twice"
@@ -64,6 +67,17 @@ class Totals:
         """Return what `forebay apply` writes."""
         return {"view": self.view, "by": list(self.key), "sum": list(self.sums)}
 
+    def misfits(self, cursor: Any, schema: str, table: str, types: Mapping[str, str]) -> list[str]:  # noqa: ANN401
+        """Return why the view can't be made. `types`: the table's columns, if they are known. Locks: none."""
+        missing = [name for name in (*self.key, *self.sums) if types and name not in types]
+        texts = [name for name in self.sums if name in types and types[name].partition("(")[0] not in _SUMMED]
+        taken = self._taken(self._comment(cursor, schema), schema, table)
+        return [
+            *(f"the totals {self.view} name {name}, and the table has no such column" for name in missing),
+            *(f"the totals {self.view} sum {name}, which is {types[name]} and no number" for name in texts),
+            *([] if taken is None else [taken]),
+        ]
+
     def make(self, cursor: Any, schema: str, table: str, *, where: str) -> None:  # noqa: ANN401  psycopg2 has no types
         """Make the view, or replace it if it was declared otherwise. Locks: the view alone, and only then.
 
@@ -72,20 +86,13 @@ class Totals:
         from psycopg2 import sql  # noqa: PLC0415
 
         comment = json.dumps({_OURS: {"table": table, **self.declaration()}}, sort_keys=True)
-        cursor.execute(
-            "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c WHERE c.relname = %s AND c.relnamespace = "
-            "(SELECT oid FROM pg_namespace WHERE nspname = %s)",
-            (self.view, schema),
-        )
-        found = cursor.fetchone()
-        if found == (comment,):
+        found = self._comment(cursor, schema)
+        if found == comment:
             return
         view = sql.Identifier(schema, self.view)
         if found is not None:
-            if not (found[0] or "").startswith('{"' + _OURS):
-                raise SinkError(
-                    f"{where}: {schema}.{self.view} is there, and is no view of totals: choose another name, or drop it"
-                )
+            if (taken := self._taken(found, schema, table)) is not None:
+                raise SinkError(f"{where}: {taken}")
             cursor.execute(sql.SQL("DROP VIEW {}").format(view))
         key = sql.SQL(", ").join(map(sql.Identifier, self.key))
         sums = sql.SQL(", ").join(sql.SQL("sum({0}) AS {0}").format(sql.Identifier(name)) for name in self.sums)
@@ -95,3 +102,25 @@ class Totals:
             )
         )
         cursor.execute(sql.SQL("COMMENT ON VIEW {} IS {}").format(view, sql.Literal(comment)))
+
+    def _comment(self, cursor: Any, schema: str) -> str | None:  # noqa: ANN401
+        """Return the comment of the relation that has the view's name; None: there is none. Locks: none."""
+        cursor.execute(
+            "SELECT coalesce(obj_description(c.oid, 'pg_class'), '') FROM pg_class c WHERE c.relname = %s "
+            "AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %s)",
+            (self.view, schema),
+        )
+        found = cursor.fetchone()
+        return None if found is None else str(found[0])
+
+    def _taken(self, comment: str | None, schema: str, table: str) -> str | None:
+        """Return what else has the view's name, if anything has."""
+        if comment is None:
+            return None
+        what = "no view of totals"
+        if comment.startswith('{"' + _OURS):
+            of = json.loads(comment)[_OURS]["table"]
+            if of == table:
+                return None
+            what = f"the totals of {of}"
+        return f"{schema}.{self.view} is there, and is {what}: choose another name, or drop it"

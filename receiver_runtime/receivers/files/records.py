@@ -306,12 +306,13 @@ class _Cutter:
         """Pass over a run of NULs if something is behind it, or nothing will be; the text before it is a line."""
         at = reading.position + text.stop
         end, is_last = _end_of_run(content, at, len(self._newline))
-        if is_last and not ends:
-            # A file may be made with NULs, and be written into later.
+        behind = content.read(end, len(self._newline))
+        if len(behind) < len(self._newline) and not ends:
+            # A file may be made with NULs, and be written into later; half a unit may be a newline's.
             return self._last(reading, text, more=False) if completes and text.data else Part(waits=True)
         part = self._last(reading, text, more=not is_last)
         # A newline right behind the run is that of the line before it.
-        reading.position = end + len(self._newline) * (self._has_newline(content, end) and bool(text.data))
+        reading.position = end + len(self._newline) * (behind == self._newline and bool(text.data))
         part.hole = Hole(end - at)
         return part
 
@@ -336,8 +337,9 @@ class _Cutter:
     def _end_large(self, reading: Reading, large: _LargeLine, content: Content, piece: bytes, *, ends: bool) -> Part:
         """End a line at the run of NULs behind this piece of it, which may be short enough for a record after all."""
         at = large.next + len(piece)
-        end, is_last = _end_of_run(content, at, len(self._newline))
-        if is_last and not ends:
+        end, _ = _end_of_run(content, at, len(self._newline))
+        behind = content.read(end, len(self._newline))
+        if len(behind) < len(self._newline) and not ends:
             return Part(waits=True)
         length = at - reading.position
         if length <= self._longest:
@@ -346,12 +348,9 @@ class _Cutter:
         else:
             part = Part(None, [too_large(large.first + piece, length)], more=True)
         reading.large = None
-        reading.position = end + len(self._newline) * self._has_newline(content, end)
+        reading.position = end + len(self._newline) * (behind == self._newline)
         part.hole = Hole(end - at)
         return part
-
-    def _has_newline(self, content: Content, at: int) -> bool:
-        return content.read(at, len(self._newline)) == self._newline
 
     def _batch(self, values: pa.Array, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> pa.RecordBatch:
         rows = len(values)

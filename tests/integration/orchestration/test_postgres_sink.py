@@ -361,6 +361,30 @@ def test_totals_add_up_the_rows_of_all_batches_and_a_replay_corrects_them(target
         )
 
 
+def test_the_check_names_what_totals_can_not_have_and_no_view_of_another_table_is_replaced(target: Target) -> None:
+    def sink(table: str, by: str, sums: str) -> PostgresSink:
+        return PostgresSink(EnvVar("TARGET_URL"), table, totals=Totals("word_totals", by=by, sum=sums))
+
+    schema = words().schema
+    for exists in (False, True):
+        for by, sums, named in [
+            ("nothing", "n", "name nothing, and the table has no such column"),
+            ("n", "word", "sum word, which is text and no number"),
+            ("word", "_batch_time", "sum _batch_time, which is timestamp with time zone"),
+        ]:
+            found = sink("counts", by, sums).check_target(schema)
+            assert (found.health, named in found.found) == ("failed", True), found
+        assert sink("counts", "word", "n").check_target(schema).health == "ok"
+        if not exists:
+            sink("counts", "word", "n").write(words(("a", 1)), attempt())
+    others = sink("others", "word", "n")
+    said = "public.word_totals is there, and is the totals of counts"
+    assert said in others.check_target().found
+    with pytest.raises(SinkError, match=said):
+        others.write(words(("b", 2)), attempt(time=TIME + timedelta(hours=1)))
+    assert target.rows("SELECT word FROM word_totals") == [("a",)]
+
+
 def test_append_after_merge_says_which_constraint_is_in_the_way(target: Target) -> None:
     PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word").write(words(("a", 1)), attempt())
     append = PostgresSink(EnvVar("TARGET_URL"), "counts")

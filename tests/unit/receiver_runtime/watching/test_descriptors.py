@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path, PurePath
 
 
+class SilentError(Exception):
+    """Says nothing by itself."""
+
+    def __str__(self) -> str:
+        return ""
+
+
 @pytest.fixture
 def few_descriptors() -> Iterator[int]:
     """Lower this process's soft limit; yields it."""
@@ -59,6 +66,8 @@ def test_an_error_for_want_of_descriptors_names_the_limit(few_descriptors: int) 
 def test_other_errors_say_what_they_said() -> None:
     assert explain(OSError(errno.EIO, "Input/output error")) == "[Errno 5] Input/output error"
     assert describe(ValueError("wrong")) == "ValueError: wrong"
+    # As pika raises it where a connection is refused.
+    assert describe(ConnectionError(SilentError(111, "refused"))) == "ConnectionError: SilentError(111, 'refused')"
     assert describe(None) == ""
 
 

@@ -49,3 +49,10 @@ def test_a_table_quoted_as_in_sql_is_refused(table: str) -> None:
     """Its quotes would be part of its name: a new table beside the one that is meant."""
     with pytest.raises(DeclarationError, match="quoted as in SQL"):
         PostgresSink(EnvVar("TARGET_URL"), table)
+
+
+@pytest.mark.parametrize("key", [["id", "id"], [1], ["id", None]])
+def test_a_key_that_no_table_has_is_refused(key: list[str]) -> None:
+    """Otherwise the first batch fails, which makes the table."""
+    with pytest.raises(DeclarationError, match="give names of columns, and none twice"):
+        PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key=key)

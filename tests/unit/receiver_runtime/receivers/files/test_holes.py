@@ -146,6 +146,21 @@ def test_the_line_behind_a_hole_in_wide_text_is_kept(tmp_path: Path, encoding: s
     assert reader.supervisor.letters == []
 
 
+@pytest.mark.parametrize("line", ["x", "x" * 100])
+def test_a_newline_behind_a_hole_may_come_in_halves(line: str) -> None:
+    """It ends the line before the hole, and is no empty line."""
+    reader, reading = LineReader(encoding="utf-16-le", max_record_bytes=MOST), Reading("a")
+    written = line.encode("utf-16-le") + bytes(2 * LONG_RUN) + "\ntwo\n".encode("utf-16-le")
+    values: list[str] = []
+    for end in (len(written) - 9, len(written)):
+        content, more = OpenedFile(pa.BufferReader(written[:end])), True
+        while more:
+            part = reader.read(reading, content, Limits(2**20, 100), path="a", modified_ms=1, ends=False)
+            values += [] if part.batch is None else part.batch.column("value").to_pylist()
+            more = part.more
+    assert [value for value in values if value != line] == ["two"]
+
+
 def test_what_is_behind_a_hole_is_looked_at_too(tmp_path: Path) -> None:
     log = Log()
     (tmp_path / "a.log").write_bytes(bytes(10**6) + "text without a mark\n".encode("utf-16-le") * 50)
