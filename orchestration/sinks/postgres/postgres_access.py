@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
 from orchestration.sinks.postgres.postgres_commits import Commits
-from orchestration.sinks.postgres.postgres_refusals import MADE_BY_MERGE
+from orchestration.sinks.postgres.postgres_row_errors import MADE_BY_MERGE
 from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements
