@@ -29,7 +29,7 @@ from orchestration.batches.batch_schedule import (
     next_steps,
 )
 from orchestration.dagster_defs.assets.replay_job import FIRST_TAG, KIND_TAG, LAST_TAG, REPLAY_KIND, replay_job
-from orchestration.dagster_defs.jobs.jobs import batch_job
+from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply
