@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from orchestration.batches.batch_schedule import PIPELINE_TAG, job_name
 from orchestration.dagster_defs.assets.assets import output_assets
 from orchestration.dagster_defs.assets.replay_job import replay_job
 from orchestration.dagster_defs.checks.batch_checks import batch_checks
 from orchestration.dagster_defs.checks.checks import checks_job, pipeline_checks, stream_checks
 from orchestration.dagster_defs.jobs.compaction import compaction_job, compaction_schedule, has_compaction
-from orchestration.dagster_defs.jobs.jobs import batch_job
 from orchestration.dagster_defs.jobs.maintenance import maintenance_job, maintenance_schedule
 from orchestration.dagster_defs.jobs.scaling_schedule import scaling_job, scaling_schedule
 from orchestration.dagster_defs.jobs.stream_jobs import stream_jobs
@@ -31,8 +31,12 @@ from orchestration.declarations.project_code import loaded_version
 from tracker_store.host.process_output import keep_log_from_failing
 
 if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
     from orchestration.dagster_defs.shared.spark_resource import SparkResource
     from orchestration.declarations.pipeline import Pipeline
+
+_MAX_RETRIES_TAG = "dagster/max_retries"  # Dagster's own
 
 
 def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) -> dg.Definitions:
@@ -97,4 +101,22 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
                 for pipeline, streams in owned.items()
             ),
         ],
+    )
+
+
+def batch_job(pipeline: Pipeline, *checks: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
+    """Return the job `PIPELINE_batch`; it sets its own executor, so that a project's default executor is unaffected.
+
+    A batch is one step: a process for each step would only cost time. It runs a user's own checks of the outputs, and
+    not `checks`, which are ours: those read the whole driver log.
+    """
+    return dg.define_asset_job(
+        job_name(pipeline.name),
+        # A selection of assets includes their checks.
+        selection=dg.AssetSelection.assets(*(output.asset_key for output in pipeline.outputs.values()))
+        - dg.AssetSelection.checks(*checks),
+        executor_def=dg.in_process_executor,
+        description=f"Runs one batch of {pipeline.name}; launched by its batch sensor.",
+        # A batch's next attempt is another run: an instance with `run_retries` must not repeat one.
+        tags={PIPELINE_TAG: pipeline.name, _MAX_RETRIES_TAG: "0"},
     )

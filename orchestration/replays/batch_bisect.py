@@ -106,7 +106,6 @@ class BatchTrial:
         session: Callable[[], SparkSession],
     ) -> None:
         """Take those of `outputs` (all unless named) that are due. Raises BatchHeldError if there is no such batch."""
-        self._pipeline = pipeline
         self._settings = settings
         self._session = session
         self._outputs = [

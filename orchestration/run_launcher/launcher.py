@@ -8,7 +8,7 @@ Add to the instance's ``dagster.yaml``::
       config:
         delegate: {module: dagster_k8s, class: K8sRunLauncher, config: {...}}   # the default launcher unless named
 
-A batch run is recognised by its tags (``routing``). It goes to a driver of its code location through a row of
+A batch run is recognised by its tags. It goes to a driver of its code location through a row of
 ``run_queue``. If no driver takes runs, or the driver log can't be reached, it goes to the delegate, where it runs the
 same way but starts later. The decision is made once; afterwards the row shows where the run went.
 """
@@ -27,7 +27,6 @@ from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
 from orchestration.batches.lost_runs import why_lost
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
-from orchestration.run_launcher.routing import is_batch_run, location_of
 from tracker_store.batches.run_queue import enqueue_run, request_cancel, run_worker, withdraw_run
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError, DriverLogUnavailableError, OutcomeUnknownError
@@ -45,7 +44,20 @@ WHAT_CANCELLING_DOES = (
     "of them the batch is QUARANTINED, and can be replayed or discarded."
 )
 
+# Tags that the batch sensor sets; a run with both is one batch of one pipeline.
+_BATCH_RUN_TAGS = ("forebay/pipeline", "forebay/batch_time")
+
 log = structlog.get_logger(__name__)
+
+
+def is_batch_run(tags: Mapping[str, str]) -> bool:
+    """Return whether the tags are those of a run of one batch."""
+    return all(tag in tags for tag in _BATCH_RUN_TAGS)
+
+
+def location_of(run: dg.DagsterRun) -> str | None:
+    """Return the name of the run's code location; None if it has none (a job in a test)."""
+    return None if run.remote_job_origin is None else run.remote_job_origin.location_name
 
 
 class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):

@@ -76,11 +76,10 @@ class Arrow:
 
 @dataclass(slots=True)
 class Flow:
-    """Hold the boxes and arrows; `left_out` counts the pipelines for which there is no room."""
+    """Hold the boxes and arrows."""
 
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
-    left_out: int = 0
 
     def add(self, box: Box) -> int:
         """Add a box and return its number."""

@@ -172,12 +172,6 @@ class KeyedHandOver:
                 self._changed.wait()
             return self._take(made)
 
-    @property
-    def in_flight(self) -> int:
-        """Return how many submits are not answered."""
-        with self._changed:
-            return self._queue.unanswered
-
     def close(self) -> None:
         """Take nothing more; return when everything that was submitted is answered. Safe to call twice."""
         with self._changed:

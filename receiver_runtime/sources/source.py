@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from receiver_runtime.sources.fields.loopback import is_loopback
@@ -72,6 +72,13 @@ def _hint(name: str, fields: Sequence[str]) -> str:
     return did_you_mean(name, fields) or did_you_mean(listens, fields) or f"use {', '.join(fields)}"
 
 
+def _names_of(alias: str | AliasPath | AliasChoices | None) -> list[str]:
+    """Return the names under which a field with this alias may be given."""
+    if isinstance(alias, AliasChoices):
+        return [name for choice in alias.choices for name in _names_of(choice)]
+    return [] if alias is None else [alias if isinstance(alias, str) else str(alias.path[0])]
+
+
 def _holds_nul(value: object) -> bool:
     if isinstance(value, Mapping):
         return any(map(_holds_nul, (*value, *value.values())))
@@ -81,8 +88,9 @@ def _holds_nul(value: object) -> bool:
 class Source(BaseModel):
     """One kind of source. A subclass sets ``kind`` to a ``Literal`` of its own, with that value as its default."""
 
-    # An error must not show a value that a secret's field refused: it may be the secret itself (``secret``).
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    # An error must not show a value that a secret's field refused: it may be the secret itself (``secret``). A stored
+    # declaration has the fields' own names, also of fields with aliases.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True)
 
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources). Empty: the
     #: receiver's class declares them.
@@ -117,8 +125,9 @@ class Source(BaseModel):
     @classmethod
     def _name_close_fields(cls, given: Any) -> Any:  # noqa: ANN401  whatever was given
         """Name the field that was meant by one that does not exist. The value is not shown: it may be a secret."""
+        aliases = [name for field in cls.model_fields.values() for name in _names_of(field.validation_alias)]
         for name in () if not isinstance(given, Mapping) else map(str, given):
-            if name not in cls.model_fields:
+            if name not in cls.model_fields and name not in aliases:
                 raise PydanticCustomError(
                     UNKNOWN_FIELD,
                     "there is no field '{name}': {hint}",

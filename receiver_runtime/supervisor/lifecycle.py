@@ -66,7 +66,6 @@ class ReceiverLifecycle:
         self.wanted_end: Ending | None = None
         #: Why the driver log accepts nothing more of this epoch.
         self.refusal: BaseException | None = None
-        self._ending: Ending | None = None
         self._older_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     # -- any thread --------------------------------------------------------------------------------------------------
@@ -99,17 +98,6 @@ class ReceiverLifecycle:
         with self.changed:
             self.wanted_end = ending if self.wanted_end is None else self.wanted_end
             self.changed.notify_all()
-
-    def await_termination(self, timeout: float | None = None) -> Ending | None:
-        """Wait for the end for at most ``timeout`` seconds; return None if it has not come."""
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
-        with self.changed:
-            while self._ending is None:
-                left = None if deadline is None else deadline - self._clock.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._clock.wait_on(self.changed, left)
-            return self._ending
 
     # -- the driver log's answers, on the registrar's threads --------------------------------------------------------
 
@@ -154,9 +142,3 @@ class ReceiverLifecycle:
         if to is SupervisorState.STARTED:
             self._older_threads = weakref.WeakSet(threading.enumerate())
         self._state = to
-
-    def finish(self, ending: Ending) -> None:
-        """Let the threads go on that wait for the end."""
-        with self.changed:
-            self._ending = ending
-            self.changed.notify_all()

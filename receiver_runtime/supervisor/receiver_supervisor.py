@@ -142,7 +142,6 @@ class ReceiverSupervisor:
         try:
             ending = self._finish(ending)
         except BaseException as error:  # noqa: BLE001  logged, and reported as the end's reason
-            # A thread that waits for the end must get one.
             reason = f"{ending.reason}; then the end itself failed: {describe(error)}"
             ending = Ending(ExitCode.FAILED, reason, drained=False, again=True)
             self._log_failure("a supervisor could not end in order", error)
@@ -156,7 +155,6 @@ class ReceiverSupervisor:
             )
         except BaseException as error:  # noqa: BLE001  logged: the end must come even if it can't be reported
             self._log_failure("a receiver's end could not be reported", error)
-        self.lifecycle.finish(ending)
         return ending
 
     def _log_failure(self, message: str, error: BaseException) -> None:

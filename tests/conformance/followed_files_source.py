@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from forebay.testing.sending import Sending
 from receiver_runtime.receivers.files.declaration import FollowedFiles
+from tests.conformance.lines_in_directory import LinesInDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-    from forebay.testing.source_rig import SourceRig
 
 _FILES = 4
 _ROTATE_BYTES = 40_000
@@ -22,14 +17,11 @@ _ROTATE_BYTES = 40_000
 _HEADER = "time,host,value"
 
 
-class LogDirectory:
+class LogDirectory(LinesInDirectory):
     """A directory of logs that are rotated by renaming (some are then compressed), and every line written to them."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root / "logs"
-        self.root.mkdir()
-        self.sent: list[str] = []
-        self._lock = threading.Lock()
+        super().__init__(root / "logs")
         self._rotated = 0
 
     def source(self, **changes: Any) -> FollowedFiles:  # noqa: ANN401  fields of the source
@@ -58,30 +50,3 @@ class LogDirectory:
                         made.rename(self.root / made.name[1:])
                         rotated.unlink()
             self.sent += lines
-
-    def send_odd(self) -> int:
-        """Write an empty line, NUL bytes, a carriage return within a line, non-ASCII text, and nearly a megabyte."""
-        odd = ["", "a\0b", "a\rb", "zwölf €", "y" * 1_000_000]
-        self._write(odd)
-        return len(odd)
-
-    def sending(self) -> Sending:
-        return Sending(lambda: self.send(50))
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """Move the directory elsewhere, and back at the end."""
-        with self._lock:
-            elsewhere = self.root.rename(self.root.parent / "elsewhere")
-            try:
-                yield
-            finally:
-                elsewhere.rename(self.root)
-
-    def all_came(self, rig: SourceRig) -> bool:
-        return rig.registered() >= len(self.sent)
-
-    def check(self, rig: SourceRig) -> None:
-        """Check that each line came once."""
-        assert sorted(row["value"] for row in rig.rows()) == sorted(self.sent)
-        assert rig.failed_checks() == []

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from tests.support.driver_log.allocated_ranges import ranges_of_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, new_segment
 from tests.support.driver_log.placing import schedule_receiver
 from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
@@ -106,7 +107,7 @@ def test_t08_allocation_of_100000_blocks(connection: sa.Connection, log: Log) ->
     for cut in cuts:
         log.tracker.allocate_blocks_to_batch(cut)
     took = time.monotonic() - began
-    first, second = (log.tracker.get_ranges_of_batch(cut) for cut in cuts)
+    first, second = (ranges_of_batch(log.tracker, cut) for cut in cuts)
     assert [(r.first, r.last, r.records) for r in first] == [(1, 80_001, 80_000)]
     assert [(r.first, r.last, r.records) for r in second] == [(80_002, 100_001, 20_000)]
     assert [len(log.tracker.get_blocks_of_batch(cut)) for cut in cuts] == [80_000, 20_000]
@@ -187,7 +188,7 @@ def test_m06_a_batch_counts_what_its_receivers_report_and_an_empty_one_reads_not
     assert (full.records, full.state) == (13, "ALLOCATED")
     assert (empty.records, empty.state) == (0, "COMPLETED")
     assert log.tracker.get_blocks_of_batch(NOON + 2 * INTERVAL) == []
-    assert len(log.tracker.get_ranges_of_batch(NOON + INTERVAL)) == 2
+    assert len(ranges_of_batch(log.tracker, NOON + INTERVAL)) == 2
 
 
 def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection, log: Log) -> None:

@@ -69,18 +69,6 @@ class AllocatedBlock:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatedRange:
-    """Name the sequences `first`..`last` of one receiver; markers count as sequences, but hold no records."""
-
-    receiver_id: int
-    stream_id: int
-    first: int
-    last: int
-    records: int
-    bytes: int
-
-
 # A pipeline's boundaries by the database's clock; a WHERE about `p` follows.
 _TIMES = """
     SELECT p.id, p.batch_interval, p.last_batch_time AS last,
@@ -240,24 +228,6 @@ class ReceivedBlockTracker:
                 "Ask for a boundary that has passed and is after the last one: the batch can't be allocated at this "
                 "time.",
             )
-
-    def get_ranges_of_batch(self, batch_time: datetime) -> list[AllocatedRange]:
-        """Return the batch's ranges, one per receiver that has any. No locks."""
-        with named_failures():
-            rows = self._connection.execute(
-                sa.text("""
-                    SELECT a.receiver_id, r.stream_id, lower(a.sequences) AS first, upper(a.sequences) - 1 AS last,
-                        a.records, a.bytes
-                    FROM forebay.batch_allocations a
-                    JOIN forebay.receivers r ON r.id = a.receiver_id
-                    WHERE a.pipeline_id = :pipeline AND a.batch_time = :time
-                    ORDER BY a.receiver_id
-                """),
-                {"pipeline": self._pipeline_id, "time": batch_time},
-            ).all()
-        return [
-            AllocatedRange(row.receiver_id, row.stream_id, row.first, row.last, row.records, row.bytes) for row in rows
-        ]
 
     def get_blocks_of_batch(self, batch_time: datetime) -> list[AllocatedBlock]:
         """Return every block of the batch, ordered by (receiver, sequence), without markers (T05). No locks."""

@@ -50,12 +50,6 @@ class UnfailingOutput(io.RawIOBase):
         # True while the last byte written is not a newline.
         self._in_line = False
 
-    @property
-    def lost_lines(self) -> int:
-        """Return the number of lines that could not be written since the last report."""
-        with self._lock:
-            return self._lost_lines
-
     def as_text(self, encoding: str = "utf-8") -> TextIO:
         """Return a text stream that writes to it, without a buffer in between, as Python's own for `python -u`."""
         raw: Any = self

@@ -77,7 +77,7 @@ def _columns(connection: sa.Connection, oid: int, *, view: bool) -> list[str]:
         notes = [_cell(row.comment)]
         if not view and not row.required:
             notes.append("(may be null)")
-        if row.preset is not None and not row.preset.startswith("nextval("):
+        if row.preset is not None:
             notes.append(f"(default `{_cell(row.preset)}`)")
         lines.append(f"| `{row.name}` | {row.type} | {' '.join(notes)} |")
     return lines

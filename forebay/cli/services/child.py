@@ -127,13 +127,12 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class ChildStatus:
-    """Describe a child now. pid: the command's own; log_file: the file that its output goes to."""
+    """Describe a child now. pid: the command's own."""
 
     name: str
     state: ChildState
     pid: int | None
     restarts: int
-    log_file: Path
 
 
 class SupervisorError(Exception):

@@ -86,7 +86,7 @@ class ChildRunner(threading.Thread):
 
     def status(self) -> ChildStatus:
         """Return the child's status now."""
-        return ChildStatus(self.child.name, self._state, self._pid, self._restarts, self.log_file)
+        return ChildStatus(self.child.name, self._state, self._pid, self._restarts)
 
     def await_ready(self, check_stop: Callable[[], None]) -> None:
         """Return when the child was ready; `check_stop` raises to end the waiting. Raises SupervisorError."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -304,12 +303,6 @@ def test_the_handshake_is_answered_for_allowed_origins() -> None:
     assert permission(request, ["example.com"]) is None
     assert permission(request, []) is None
     assert permission([], ["*"]) is None
-
-
-@given(st.binary(max_size=300), st.sampled_from([STRUCTURED, BATCHED]))
-def test_any_bytes_become_events_or_are_refused(body: bytes, kind: str) -> None:
-    with suppress(PushRefusedError):
-        parsed([(b"content-type", kind.encode())], body)
 
 
 JSON_VALUES = st.recursive(

@@ -304,12 +304,6 @@ def test_another_media_type_is_415() -> None:
     assert raised.value.status == 415
 
 
-@given(st.binary(max_size=300), st.sampled_from([PROTOBUF, JSON]))
-def test_any_bytes_are_logs_or_refused(body: bytes, kind: bytes) -> None:
-    with suppress(PushRefusedError):
-        parsed(body, kind)
-
-
 def deep(levels: int) -> bytes:
     """Encode a record's body of nested arrays as bytes, because protobuf's own classes refuse to make it."""
     made: bytes = AnyValue(string_value="x").SerializeToString()

@@ -14,8 +14,7 @@ from orchestration.batches.batch_schedule import op_name
 from orchestration.dagster_defs.assets.batch_input_table import MOST_RANGES, input_table
 from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.assets.replay_job import replay_in_dagster
-from orchestration.dagster_defs.shared.batch_plots import batch_materialization, batch_metadata
-from orchestration.dagster_defs.shared.failed_batches import observe_failure
+from orchestration.dagster_defs.shared.batch_plots import batch_materialization, batch_metadata, batches_key
 from orchestration.dagster_defs.shared.page_links import page_of_batch, page_of_pipeline
 from orchestration.dagster_defs.shared.partitions import partitions_of
 from orchestration.dagster_defs.shared.run_errors import tag_cause
@@ -49,6 +48,27 @@ class BatchConfig(dg.Config):
 def batch_op_name(pipeline: Pipeline) -> str:
     """Return the name of the step that runs a batch, under which the run configuration has its settings."""
     return op_name(pipeline.name)
+
+
+def _observe_failure(context: dg.AssetExecutionContext, pipeline: Pipeline, batch_time: datetime, cause: str) -> None:
+    """Say in the run's events that its attempt failed, with the link to the batch's page. Never raises.
+
+    A run that has committed nothing has no other event with that link.
+    """
+    try:
+        context.log_event(
+            dg.AssetObservation(
+                batches_key(pipeline),
+                description=f"The batch of {batch_time.isoformat()} failed.",
+                metadata={
+                    "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
+                    "failed_because": dg.MetadataValue.text(cause),
+                    **page_of_batch(pipeline, batch_time),
+                },
+            )
+        )
+    except Exception as error:  # noqa: BLE001  a storage may raise anything
+        log.warning("can't report where the failed batch is shown", error=str(error)[:500])
 
 
 def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> tuple[BatchFigures, InputMetadata] | None:
@@ -141,7 +161,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             for result in results:
                 committed.report(batch_time, result)
             cause = str(error) or type(error).__name__
-            observe_failure(context, pipeline, batch_time, cause)
+            _observe_failure(context, pipeline, batch_time, cause)
             tag_cause(context.instance, context.run.run_id, cause)
             raise
         committed.finish()

@@ -5,9 +5,10 @@ attempt in the target's `forebay_commits`, and inserts the rows of the valid tas
 the recorded one changes nothing. A newer one replaces the rows of an earlier attempt at its batch, found by the column
 `_batch_time`. An attempt that finds its batch recorded in the target only has to write the row in the driver log.
 
-`postgres_commits`, `postgres_rows` and `postgres_refused` have the statements on a table each; this module owns the
-order of steps. All SQL runs on the target; this module never touches the driver log. Locks: an advisory lock per table,
-held by the transaction that changes it, so that attempts and batches run one after the other; readers never wait.
+`postgres_commits`, `postgres_rows` and `postgres_refused_rows` have the statements on a table each; this module owns
+the order of steps. All SQL runs on the target; this module never touches the driver log. Locks: an advisory lock per
+table, held by the transaction that changes it, so that attempts and batches run one after the other; readers never
+wait.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from orchestration.sinks.postgres.postgres_columns import (
 from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_place
-from orchestration.sinks.postgres.postgres_refused import REFUSED_ROWS, RefusedRowsTable
+from orchestration.sinks.postgres.postgres_refused_rows import REFUSED_ROWS, RefusedRowsTable
 from orchestration.sinks.postgres.postgres_rows import Mode, StagedRows, TargetTable, columns_of_table
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements

@@ -13,7 +13,7 @@ from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavai
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
 from orchestration.sinks.postgres.postgres_commits import Commits
-from orchestration.sinks.postgres.postgres_refusals import MADE_BY_MERGE
+from orchestration.sinks.postgres.postgres_row_errors import MADE_BY_MERGE
 from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements

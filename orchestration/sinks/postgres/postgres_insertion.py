@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestration.sinks.postgres.postgres_refusals import OF_NO_ROW, TREE
+from orchestration.sinks.postgres.postgres_row_errors import OF_NO_ROW, TREE
 from orchestration.sinks.postgres.postgres_statements import Piece, quoted
 from orchestration.sinks.refused_rows import MOST_REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestration.sinks.postgres.postgres_refusals import RowRefusals
+    from orchestration.sinks.postgres.postgres_row_errors import RowErrors
     from orchestration.sinks.postgres.postgres_statements import Statements
 
 _DEFERRED = """
@@ -75,7 +75,7 @@ class Insertion:
         cursor: Any,  # noqa: ANN401
         statements: Statements,
         insert: Callable[[Sequence[Piece]], Any],
-        refusals: RowRefusals,
+        row_errors: RowErrors,
         *,
         key: Sequence[str] = (),
         repeated: Callable[[], Sequence[Piece]] = tuple,
@@ -88,7 +88,7 @@ class Insertion:
         self._cursor = cursor
         self._statements = statements
         self._insert = insert
-        self._refusals = refusals
+        self._row_errors = row_errors
         self._key = key
         self._repeated = repeated
         self._halves_already = False
@@ -108,14 +108,14 @@ class Insertion:
             if self._stored == before and self._waiting == again:
                 self._halve_waiting()
         if self._stored:
-            self._refusals.refuse_doubtful()
-        self._refusals.check_doubt()
+            self._row_errors.refuse_doubtful()
+        self._row_errors.check_doubt()
         return self._stored
 
     def _halve_waiting(self) -> None:
         """Try all that waits at once, for rows that refer to each other, or else its halves."""
         waiting, self._waiting = self._waiting, []
-        if (there := (self._stored, self._refusals.number)) != self._tried_with:
+        if (there := (self._stored, self._row_errors.number)) != self._tried_with:
             self._tried_with = there
             if self._insert_pieces([piece for some in waiting for piece in some]) is None:
                 return
@@ -177,11 +177,11 @@ class Insertion:
                 elif self._waits(error):
                     self._waiting.append(some)
                 elif len(some) == 1 and some[0].is_a_row:
-                    self._refusals.judge(some[0], error)
+                    self._row_errors.judge(some[0], error)
                 else:
                     to_do += reversed(self._halves(some) or self._insert_one_by_one(some[0]))
             if self._stored:
-                self._refusals.refuse_doubtful()
+                self._row_errors.refuse_doubtful()
 
     def _waits(self, error: Any) -> bool:  # noqa: ANN401
         """Return whether the row may be taken when another one is there, or has changed."""
@@ -191,7 +191,7 @@ class Insertion:
             return False
         if isinstance(error, errors.UniqueViolation | errors.ExclusionViolation):
             return bool(self._key)
-        return isinstance(error, errors.ForeignKeyViolation) and self._refusals.constraint(error).refers_to_its_table
+        return isinstance(error, errors.ForeignKeyViolation) and self._row_errors.constraint(error).refers_to_its_table
 
     def _begin_halving(self) -> bool:
         """Return whether rows were put aside, so that the others may be taken by one statement."""
@@ -204,7 +204,7 @@ class Insertion:
             raise error
         repeated = self._repeated()
         for piece in repeated:
-            self._refusals.refuse_repeated(piece, self._key)
+            self._row_errors.refuse_repeated(piece, self._key)
         return bool(repeated)
 
     def _halves(self, pieces: list[Piece]) -> list[list[Piece]]:

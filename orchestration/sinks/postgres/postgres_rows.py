@@ -12,7 +12,7 @@ from orchestration.declarations.sink import OutputAttempt, SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, columns_of
 from orchestration.sinks.postgres.postgres_insertion import Insertion
-from orchestration.sinks.postgres.postgres_refusals import MADE_BY_MERGE, RowRefusals
+from orchestration.sinks.postgres.postgres_row_errors import MADE_BY_MERGE, RowErrors
 from orchestration.sinks.postgres.postgres_statements import Piece, Statements, names_of, quoted
 from orchestration.sinks.refused_rows import MOST_REFUSED
 
@@ -180,8 +180,8 @@ class TargetTable:
         def repeated() -> list[Piece]:
             return self._repeated(cursor, columns, pieces) if self._key and pieces else []
 
-        refusals = RowRefusals(cursor, self._statements, columns, staged.refused)
-        return Insertion(cursor, self._statements, statement, refusals, key=self._key, repeated=repeated).run(pieces)
+        row_errors = RowErrors(cursor, self._statements, columns, staged.refused)
+        return Insertion(cursor, self._statements, statement, row_errors, key=self._key, repeated=repeated).run(pieces)
 
     def _repeated(self, cursor: Any, columns: list[Column], pieces: Sequence[Piece]) -> list[Piece]:  # noqa: ANN401
         """Return staged rows of which another one has the key, as the table compares keys."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import TargetUnavailableError
-from orchestration.sinks.postgres.postgres_refusals import is_of_a_row
+from orchestration.sinks.postgres.postgres_row_errors import is_of_a_row
 from orchestration.sinks.postgres.postgres_values import RepeatedKeyError, as_csv
 from orchestration.sinks.refused_rows import (
     KEEP_WAY_OUT,

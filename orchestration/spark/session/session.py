@@ -26,6 +26,7 @@ from orchestration.spark.session.session_configuration import (
     WAREHOUSE,
     is_local,
     session_configuration,
+    spark_defaults,
 )
 from tracker_store.host.code_in_force import CODE_VARIABLE, loaded_copy
 
@@ -56,9 +57,10 @@ def spark_session(
 ) -> SparkSession:
     """Return the process's session, made at the first call. Raises what `find_java_home` raises if there is no Java.
 
-    Its configuration is, in increasing precedence: our own defaults, the settings (master and configuration), and
-    `configuration`. A warm session only gets the number of executors and the settings that can be changed at runtime,
-    until it is reset. Our own code is shipped to the workers of a cluster, and to a Connect server.
+    Its configuration is, in increasing precedence: our own defaults, the user's `spark-defaults.conf`, the settings
+    (master and configuration), and `configuration`. A warm session only gets the number of executors and the settings
+    that can be changed at runtime, until it is reset. Our own code is shipped to the workers of a cluster, and to a
+    Connect server.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
 
@@ -73,10 +75,7 @@ def spark_session(
         java_home = _prepare_process(settings, wanted)
         _use_class_archive(settings, wanted, java_home)
         if is_local(wanted[MASTER]):
-            # Spark makes it with its catalogue's first use: by default as `spark-warehouse` in the working directory.
-            wanted.setdefault(WAREHOUSE, str(settings.home.absolute() / "spark" / "warehouse"))
-            if LOCAL_DIRECTORY not in wanted:
-                wanted |= local_directory_configuration(settings.home.absolute() / "spark" / "local")
+            wanted |= _directories(settings.home.absolute() / "spark", wanted)
     builder = SparkSession.builder.appName(application)
     for key, value in wanted.items():
         builder = builder.config(key, value)
@@ -135,17 +134,27 @@ def _prepare_process(settings: Settings, wanted: Mapping[str, str]) -> Path:
     python = worker_python(settings.home.absolute() / "spark") if is_local(wanted[MASTER]) else sys.executable
     # The driver's Python is the one that Spark runs to find data sources.
     os.environ["PYSPARK_DRIVER_PYTHON"] = python
-    os.environ["PYSPARK_PYTHON"] = wanted.get(PYTHON, python)
+    os.environ["PYSPARK_PYTHON"] = {**spark_defaults(), **wanted}.get(PYTHON, python)
     if is_local(wanted[MASTER]):
         # Spark's UI, if the configuration turns it on, listens there; every host could reach it otherwise.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return java_home
 
 
+def _directories(home: Path, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings for Spark's directories in `home` that the user has not made."""
+    named = wanted.keys() | spark_defaults().keys()
+    # Spark makes it with its catalogue's first use: by default as `spark-warehouse` in the working directory.
+    own = {WAREHOUSE: str(home / "warehouse")}
+    if LOCAL_DIRECTORY not in named:
+        own |= local_directory_configuration(home / "local")
+    return {key: value for key, value in own.items() if key not in named}
+
+
 def _use_class_archive(settings: Settings, wanted: dict[str, str], java_home: Path) -> None:
     from orchestration.spark.session.class_archive_file import archive_file, options_to_use  # noqa: PLC0415
 
-    if settings.class_archive and wanted[JAVA_OPTIONS_KEY] == JAVA_OPTIONS:
+    if settings.class_archive and wanted.get(JAVA_OPTIONS_KEY) == JAVA_OPTIONS:
         archive = archive_file(settings.home.absolute() / "spark", java_home)
         wanted[JAVA_OPTIONS_KEY] = f"{JAVA_OPTIONS} {options_to_use(archive)}".rstrip()
 
@@ -253,7 +262,9 @@ class WarmSession:
         installation's value here, and each run sets its own.
         """
         self.session = spark_session(settings, application=application, configuration=configuration)
-        unshared = session_configuration(settings)
+        # On a Connect server, jobs have tags instead of groups.
+        self._remote = REMOTE in session_configuration(settings, configuration)
+        unshared = {**({} if self._remote else spark_defaults()), **session_configuration(settings)}
         for key in own:
             if not self.session.conf.isModifiable(key):
                 continue
@@ -261,8 +272,6 @@ class WarmSession:
                 self.session.conf.set(key, unshared[key])
             else:
                 self.session.conf.unset(key)
-        # On a Connect server, jobs have tags instead of groups.
-        self._remote = REMOTE in session_configuration(settings, configuration)
         self.session.conf.set(_WARM_KEY, "true")
         self._conf = dict(self.session.conf.getAll)
 

@@ -1,10 +1,14 @@
 """Configure the SparkSession of batches from our own defaults, the settings, and a pipeline's configuration.
 
-Owns their precedence. Starts nothing and loads no Spark.
+Owns their precedence, and that of Spark's own file. Starts nothing and loads no Spark.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from orchestration.declarations.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+_DEFAULTS = re.compile(r"^[ \t\f]*(spark\.[^\s:=]+)[ \t\f]*[:=]?[ \t\f]*(.*?)[ \t\f]*$", re.MULTILINE)
 
 # A batch is small and short: a cold JVM gains more from a fast start than from its optimising compiler.
 JAVA_OPTIONS_KEY = "spark.driver.extraJavaOptions"
@@ -81,8 +87,9 @@ def own_settings(pipelines: Iterable[Pipeline]) -> set[str]:
 
 
 def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the whole configuration of a session, including its master (or the address of a Connect server).
+    """Return what a session is given, including its master (or the address of a Connect server).
 
+    Our own defaults give way to `spark_defaults`, except those that close the ports of a local master, or encrypt.
     Raises ValueError if it contains a key of encrypted blocks.
     """
     asked = {**settings.spark_configuration, **(configuration or {})}
@@ -95,7 +102,21 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
     local = _LOCAL_CONFIGURATION if is_local(asked[MASTER]) else {}
     authenticated = _AUTHENTICATION if local and not asked[MASTER].startswith("local-cluster") else {}
     encrypted = {} if settings.block_key is None else _ENCRYPTED_CONFIGURATION
-    return {**_CONFIGURATION, **encrypted, **local, **authenticated, **asked}
+    in_file = spark_defaults()
+    own = {key: value for key, value in _CONFIGURATION.items() if key not in in_file}
+    return {**own, **encrypted, **local, **authenticated, **asked}
+
+
+def spark_defaults() -> dict[str, str]:
+    """Return what the user's `spark-defaults.conf` sets; a value over several lines is cut after the first.
+
+    The JVM reads the file itself, and what a session is given takes precedence there. Never give a session these
+    values: they would be on the JVM's command line, and some are secrets. A Connect session has no such file.
+    """
+    package = find_spec("pyspark")
+    home = Path(os.environ.get("SPARK_HOME") or Path(package.origin if package and package.origin else "").parent)
+    file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
+    return dict(_DEFAULTS.findall(file.read_text(encoding="utf-8", errors="replace"))) if file.is_file() else {}
 
 
 def is_local(master: str) -> bool:

@@ -60,7 +60,6 @@ class CleanupReport:
 
     blocks: int = 0
     records: int = 0
-    unread_records: int = 0
     segments: int = 0
     more: bool = False
     history: int = 0
@@ -131,7 +130,7 @@ class Cleaner:
             log.warning("blocks were deleted unread: their stream's retention is over", records=unread)
         if blocks or segments:
             log.info("cleaned up", blocks=blocks, records=records, segments=segments)
-        return CleanupReport(blocks, records, unread, segments, more, history)
+        return CleanupReport(blocks, records, segments, more, history)
 
     def _look(self, connection: sa.Connection, threshold: datetime) -> Iterator[tuple[int, bool]]:
         """Yield each receiver that may have something to delete, and whether it may have blocks; else only segments."""

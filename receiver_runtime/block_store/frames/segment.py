@@ -69,11 +69,6 @@ class SegmentWriter:
         #: Bytes that are written and synced: intact frames only.
         self.synced_length = 0
 
-    @property
-    def usable(self) -> bool:
-        """Return whether more frames may be appended."""
-        return self._fd is not None and not self._failed
-
     def append(self, frame: EncodedFrame) -> int:
         """Write one frame at the end, without a sync; return its offset.
 

@@ -13,6 +13,7 @@ from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import STILL_AFTER_SECONDS, RateController
 from orchestration.tracker.tracker import Tracker
 from tests.support.clock import Clock
+from tests.support.driver_log.allocated_ranges import ranges_of_batch
 from tests.support.driver_log.attempts import claim_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
 from tracker_store.batches.batches import claim_attempt, claim_replay, complete_batch, complete_replay, fail_attempt
@@ -173,7 +174,7 @@ def test_c03_a_pipeline_that_is_slower_than_its_source_settles(log: Log, term: i
                 free, running = running[2], None
             elif running is None and next_batch <= now:
                 log.tracker.allocate_blocks_to_batch(next_batch)
-                records = sum(allocated.records for allocated in log.tracker.get_ranges_of_batch(next_batch))
+                records = sum(allocated.records for allocated in ranges_of_batch(log.tracker, next_batch))
                 start = max(next_batch, free)
                 delays.append((start - next_batch).total_seconds())
                 running = (next_batch, start, start + timedelta(milliseconds=records))

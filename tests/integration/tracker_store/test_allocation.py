@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.driver_log.allocated_ranges import ranges_of_batch
 from tests.support.driver_log.log import (
     INTERVAL,
     NOON,
@@ -40,7 +41,7 @@ def log(connection: sa.Connection) -> Log:
 
 
 def ranges(log: Log, time: datetime) -> list[tuple[int, int, int, int]]:
-    return [(r.receiver_id, r.first, r.last, r.records) for r in log.tracker.get_ranges_of_batch(time)]
+    return [(r.receiver_id, r.first, r.last, r.records) for r in ranges_of_batch(log.tracker, time)]
 
 
 def test_a_late_allocation_gives_each_interval_its_own_blocks(log: Log) -> None:
@@ -141,7 +142,7 @@ def test_two_pipelines_read_one_stream_each_by_its_own_cursors(log: Log) -> None
     log.tracker.allocate_blocks_to_batch(T1)
     ReceivedBlockTracker(log.connection, other).allocate_blocks_to_batch(T2)
     assert ranges(log, T1) == [(receiver, 1, 2, 10)]
-    [whole] = ReceivedBlockTracker(log.connection, other).get_ranges_of_batch(T2)
+    [whole] = ranges_of_batch(ReceivedBlockTracker(log.connection, other), T2)
     assert (whole.first, whole.last, whole.records) == (1, 3, 20)
 
 

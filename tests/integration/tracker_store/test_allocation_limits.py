@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.support.driver_log.allocated_ranges import ranges_of_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, claim_anew, make_log
 from tracker_store.batches.batches import get_batch
 from tracker_store.batches.pipelines import apply_stream
@@ -35,7 +36,7 @@ def allocate(
 ) -> list[tuple[int, int, int]]:
     """Return the batch's ranges as (first, last, records), in the order of receivers."""
     log.tracker.allocate_blocks_to_batch(time, max_records=records, max_bytes=nbytes)
-    return [(r.first, r.last, r.records) for r in log.tracker.get_ranges_of_batch(time)]
+    return [(r.first, r.last, r.records) for r in ranges_of_batch(log.tracker, time)]
 
 
 def test_j05_a_batch_takes_whole_blocks_up_to_its_records(log: Log) -> None:

@@ -135,14 +135,16 @@ class Rig:
         return found
 
     def start(self) -> None:
-        threading.Thread(target=self.supervisor.run, name="receiver 1 supervisor", daemon=True).start()
+        threading.Thread(target=self._run, name="receiver 1 supervisor", daemon=True).start()
         generator = self.supervisor.block_path.generator
         eventually(lambda: generator.state is not GeneratorState.INITIALIZED)
 
+    def _run(self) -> None:
+        self.endings.append(self.supervisor.run())
+
     def end(self) -> Ending:
-        ending = self.supervisor.lifecycle.await_termination(20)
-        assert ending is not None, "the supervisor did not end"
-        return ending
+        eventually(lambda: self.endings, "the end")
+        return self.endings[0]
 
     def stop(self) -> Ending:
         self.supervisor.lifecycle.stop("the test is over")
@@ -197,7 +199,7 @@ def rig(
         log.away = False
         if start:
             supervisor.lifecycle.stop("the test is over")
-            eventually(lambda: supervisor.lifecycle.await_termination(0), "the end")
+            eventually(lambda: made.endings, "the end")
         registrar.stop()
 
 

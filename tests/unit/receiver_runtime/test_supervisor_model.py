@@ -219,7 +219,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.wanted is None:
             self.reader.join()
             self.rig.supervisor.lifecycle.stop("the test is over")
-        eventually(lambda: self.rig.supervisor.lifecycle.await_termination(0), "the end")
+        eventually(lambda: self.rig.endings, "the end")
         return self.rig.end()
 
     def _check(self, ending: Ending) -> None:

@@ -12,6 +12,7 @@ from forebay import ConsoleSink, DeclarationError, DeltaSink, IcebergSink, Parqu
 from forebay.sources import Http, SocketText
 from orchestration.declarations.apply import SENDERS_PATH, apply, difference, is_applied
 from receiver_runtime.sources.fields.secret import Secret
+from tests.support.driver_log.allocated_ranges import ranges_of_batch
 from tests.support.driver_log.log import NOON, Log
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker, batch_times
@@ -273,7 +274,7 @@ def test_fewer_receivers_strand_no_blocks_and_may_become_more_again(connection: 
     due = batch_times(connection, row.pipeline_id).newest
     connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": due - timedelta(seconds=10)})
     tracker.allocate_blocks_to_batch(due)
-    assert [(r.receiver_id, r.records) for r in tracker.get_ranges_of_batch(due)] == [(second, 10)]
+    assert [(r.receiver_id, r.records) for r in ranges_of_batch(tracker, due)] == [(second, 10)]
     apply(connection, [declare(receivers=3)])
     again = placements(connection)
     assert [placement.ordinal for placement in again] == [1, 2, 3]

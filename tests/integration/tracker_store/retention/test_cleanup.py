@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from tests.support.driver_log.allocated_ranges import ranges_of_batch
 from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.driver_log.log import (
     INTERVAL,
@@ -432,7 +433,7 @@ def test_allocation_continues_after_clean_up_deleted_the_cursors_predecessor(log
     finish(log, T1)
     clean(log, receiver_id)
     log.tracker.allocate_blocks_to_batch(T2)
-    [second] = log.tracker.get_ranges_of_batch(T2)
+    [second] = ranges_of_batch(log.tracker, T2)
     assert (second.first, second.last, second.records, second.bytes) == (4, 4, 10, 100)
     complete(log, T2)
     clean(log, receiver_id)
@@ -440,7 +441,7 @@ def test_allocation_continues_after_clean_up_deleted_the_cursors_predecessor(log
     add(log.connection, block(claimed, 5), block(claimed, 6, records=1))
     log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at WHERE sequence > 4"), {"at": T2 + SECOND})
     log.tracker.allocate_blocks_to_batch(T3)
-    [third] = log.tracker.get_ranges_of_batch(T3)
+    [third] = ranges_of_batch(log.tracker, T3)
     assert (third.first, third.last, third.records, third.bytes) == (5, 6, 11, 110)
 
 
@@ -454,7 +455,7 @@ def test_a_pipeline_applied_after_a_clean_up_begins_with_the_retained_blocks(log
     )
     tracker = ReceivedBlockTracker(log.connection, other)
     tracker.allocate_blocks_to_batch(T2, max_records=10)
-    [allocated] = tracker.get_ranges_of_batch(T2)
+    [allocated] = ranges_of_batch(tracker, T2)
     assert (allocated.first, allocated.last, allocated.records) == (4, 4, 10)
 
 
@@ -512,7 +513,7 @@ def test_a_pipeline_that_a_clean_up_did_not_see_begins_after_it(engine: sa.Engin
     )
     tracker = ReceivedBlockTracker(log.connection, other)
     tracker.allocate_blocks_to_batch(T2)
-    [allocated] = tracker.get_ranges_of_batch(T2)
+    [allocated] = ranges_of_batch(tracker, T2)
     assert (allocated.first, allocated.last, allocated.records) == (3, 3, 10)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestration.run_launcher.driver_state import DRIVER_TRANSITIONS, DriverState, DriverStates
+from orchestration.run_launcher.launcher import is_batch_run
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
-from orchestration.run_launcher.routing import is_batch_run
 from tracker_store.schema.states import BATCH_DRIVER_TRANSITIONS, BatchDriverState
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_a_deleted_file_counts_as_changed(user_module: Path) -> None:
 
 def test_installed_packages_and_our_own_are_not_users_code() -> None:
     files = LoadedCode("forebay.demo.pipeline")._seen
-    for name in ("structlog", "orchestration.run_launcher.routing", "json"):
+    for name in ("structlog", "orchestration.run_launcher.launcher", "json"):
         assert sys.modules[name].__file__ not in files
 
 

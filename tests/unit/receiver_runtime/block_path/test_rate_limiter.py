@@ -126,12 +126,6 @@ def mean_rate(rate: float, permits: int, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.25])
-def test_c01_within_3_percent_of_the_rate_over_ten_seconds_in_bulk(rate: float, share: float) -> None:
-    assert mean_rate(rate, max(1, int(rate * share)), 10) == pytest.approx(rate, rel=0.03)
-
-
-@pytest.mark.parametrize("rate", RATES)
 def test_c01_within_3_percent_of_the_rate_one_by_one(rate: float) -> None:
     # A full bucket at the start holds a tenth of a second's permits: the shorter the time, the more that counts.
     seconds = min(10.0, 200_000 / rate)

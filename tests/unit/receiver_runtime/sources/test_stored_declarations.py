@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import AliasChoices, AliasPath, Field, ValidationError
 
 from forebay_contrib.amqp.declaration import Amqp
 from forebay_contrib.mqtt.declaration import Mqtt
@@ -19,11 +20,8 @@ from receiver_runtime.receivers.sockets.raw_declaration import RawSocket
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.secret import EnvVar
 from receiver_runtime.sources.fields.tcp import Tls
-from receiver_runtime.sources.source import SourceRule
+from receiver_runtime.sources.source import Source, SourceRule
 from receiver_runtime.sources.source_registry import parse_source
-
-if TYPE_CHECKING:
-    from receiver_runtime.sources.source import Source
 
 S3 = {"access_key": EnvVar("KEY"), "secret_key": "env:SECRET", "endpoint_override": "127.0.0.1:9000", "scheme": "http"}
 TLS = Tls(certificate_file="/etc/tls/a.pem", key_file="/etc/tls/a.key", ca_file="/etc/tls/ca.pem")
@@ -141,3 +139,19 @@ def test_a_declaration_survives_its_json_form(source: Source, holds: dict[str, A
 
 def test_a_reference_to_a_secret_is_shown_as_written() -> None:
     assert str(EnvVar("P")) == "env:P"
+
+
+class Aliased(Source):
+    """A source of a stranger's, whose fields have several names."""
+
+    kind: Literal["aliased"] = "aliased"
+    host: str = Field(validation_alias="server")
+    port: int = Field(default=1, validation_alias=AliasChoices("number", AliasPath("ports", 0)))
+
+
+def test_a_field_is_known_by_its_aliases_and_is_stored_by_its_own_name() -> None:
+    made = Aliased.model_validate({"server": "a", "number": 2})
+    assert Aliased.model_validate({"server": "a", "ports": [2]}) == made
+    assert Aliased.model_validate(made.model_dump(mode="json")) == made
+    with pytest.raises(ValidationError, match=r"there is no field 'hosts': did you mean host\?"):
+        Aliased.model_validate({"server": "a", "hosts": "b"})

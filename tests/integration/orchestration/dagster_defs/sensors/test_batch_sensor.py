@@ -29,7 +29,7 @@ from orchestration.batches.batch_schedule import (
     next_steps,
 )
 from orchestration.dagster_defs.assets.replay_job import FIRST_TAG, KIND_TAG, LAST_TAG, REPLAY_KIND, replay_job
-from orchestration.dagster_defs.jobs.jobs import batch_job
+from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply
@@ -37,6 +37,7 @@ from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import Settings
 from orchestration.replays.replay_run import AGAIN_TAG, FOLLOWS_TAG, REQUEST_TAG
 from tests.integration.orchestration.boundaries import complete_launched, is_in_time
+from tests.support.driver_log.allocated_ranges import ranges_of_batch
 from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL as LOG_INTERVAL
 from tests.support.driver_log.log import Log, oldest_unfinished_batch
@@ -654,7 +655,7 @@ def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
     launches = tick(ticking.connection, pipeline, ticking.instance).launches
     assert third in launches
     assert [launch.batch_time for launch in launches] == [time.isoformat() for time in times[2:]]
-    assert [entry.records for time in times for entry in log.tracker.get_ranges_of_batch(time)] == [10] * 4
+    assert [entry.records for time in times for entry in ranges_of_batch(log.tracker, time)] == [10] * 4
 
 
 def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(ticking: Ticking) -> None:
@@ -687,7 +688,7 @@ def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(ti
     assert windowed.is_due(newest + 2 * INTERVAL)
     for time in (newest + INTERVAL, newest + 2 * INTERVAL):
         tracker.allocate_blocks_to_batch(time, run_empty=True)
-    assert [entry.records for entry in tracker.get_ranges_of_batch(newest)] == [20, 20]
+    assert [entry.records for entry in ranges_of_batch(tracker, newest)] == [20, 20]
     window = tracker.get_blocks_of_window_and_stream(newest + 2 * INTERVAL, slide, streams["others"])
     assert [entry.records for entry in window] == [10, 10, 10]
 
@@ -767,7 +768,7 @@ def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_th
     for launch, time in zip((first, second), times, strict=True):
         claim(log, launch, time, add_run(ticking.instance, launch, dg.DagsterRunStatus.STARTED).run_id)
     finish(log, second, times[1])
-    ranges = [log.tracker.get_ranges_of_batch(time)[0] for time in times]
+    ranges = [ranges_of_batch(log.tracker, time)[0] for time in times]
     assert ranges[0].last + 1 == ranges[1].first
     window = log.tracker.get_blocks_of_window_and_stream(times[1], 2 * INTERVAL, log.stream_id)
     assert len(window) == 2, "the window has the blocks of the batch that still runs"

@@ -10,7 +10,7 @@ import pytest
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.dagster_defs.assets.replay_job import replay_job
-from orchestration.dagster_defs.jobs.jobs import batch_job
+from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply, is_applied

@@ -18,7 +18,13 @@ from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session import python_daemon, shipping
-from orchestration.spark.session.session_configuration import session_configuration, shared_configuration, spark_master
+from orchestration.spark.session.session import _directories
+from orchestration.spark.session.session_configuration import (
+    session_configuration,
+    shared_configuration,
+    spark_defaults,
+    spark_master,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +50,36 @@ def test_the_workers_of_a_local_session_have_the_code_in_force_also_if_they_have
     assert local["spark.python.daemon.module"] == python_daemon.__name__
     # Workers on other machines may have no Forebay when their daemon starts.
     assert "spark.python.daemon.module" not in session_configuration(settings(spark_master="spark://m:7077"))
+
+
+def test_what_the_user_wrote_into_sparks_own_file_is_not_overridden(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# spark.ui.enabled true\n"
+        "spark.sql.session.timeZone\t Europe/Paris \r\n"
+        " spark.driver.extraJavaOptions=-Xmx2g -Da=b\n"
+        "spark.sql.warehouse.dir: file:/data/warehouse\n"
+        "spark.driver.host elsewhere\n"
+        "spark.authenticate false\n"
+        "spark.authenticate.secret hidden\n",
+        newline="",
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    found = spark_defaults()
+    assert found["spark.sql.session.timeZone"] == "Europe/Paris"
+    assert found["spark.driver.extraJavaOptions"] == "-Xmx2g -Da=b"
+    made = session_configuration(settings())
+    assert not made.keys() & {"spark.sql.session.timeZone", "spark.driver.extraJavaOptions"}
+    assert made["spark.ui.enabled"] == "false"
+    assert (made["spark.driver.host"], made["spark.authenticate"]) == ("127.0.0.1", "true")
+    # Whatever a session is given is on a command line.
+    assert "hidden" not in made.values()
+    asked = {"spark.sql.session.timeZone": "UTC"}
+    assert asked.items() <= session_configuration(settings(), asked).items()
+    assert "spark.sql.warehouse.dir" not in _directories(tmp_path, made)
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    assert _directories(tmp_path, {"spark.local.dir": "/x"}) == {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse"}
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2,3]"])

@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from receiver_runtime.receivers.files.arriving import ArrivingCatalog
 from receiver_runtime.receivers.files.declaration import FileLines
 from receiver_runtime.receivers.files.folders import LocalFolder
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
+from tests.unit.receiver_runtime.receivers.files.sharing_model import WHICH, SharingModel
 
 if TYPE_CHECKING:
     from tests.unit.receiver_runtime.support import ManualClock
 
-WHICH = st.integers(0, 1)
 
-
-class ArrivingFilesModel(RuleBasedStateMachine):
+class ArrivingFilesModel(SharingModel):
     """Holds the rules and the model (see the module)."""
 
     @initialize()
@@ -65,14 +64,7 @@ class ArrivingFilesModel(RuleBasedStateMachine):
         if not hasattr(self, "root"):
             return
         try:
-            for which, reader in enumerate(self.readers):
-                reader.supervisor.register()
-                reader.supervisor.holds = False
-                self._learn_whose(which, turned=False)
-            for _ in range(5):
-                for reader in self.readers:
-                    reader.run(1)
-            self._check()
+            self._let_all_be_read(5)
             assert self.written == set(self.log.values)
         finally:
             for reader in self.readers:
@@ -112,37 +104,6 @@ class ArrivingFilesModel(RuleBasedStateMachine):
     def look(self, which: int, seconds: float) -> None:
         self.readers[which].step(seconds)
         self._check()
-
-    @rule(which=WHICH)
-    def hold_blocks_unregistered(self, which: int) -> None:
-        self.readers[which].supervisor.holds = True
-
-    @rule(which=WHICH)
-    def register(self, which: int) -> None:
-        self.readers[which].supervisor.register()
-        self.readers[which].supervisor.holds = False
-        self._check()
-
-    @rule(which=WHICH)
-    def kill(self, which: int) -> None:
-        self.readers[which].close()
-        self.readers[which] = self._reader(which)
-
-    @rule(which=WHICH, turned=st.booleans())
-    def learns_whose_files_are(self, which: int, *, turned: bool) -> None:
-        self._learn_whose(which, turned=turned)
-
-    def _learn_whose(self, which: int, *, turned: bool) -> None:
-        """Do what the reader's thread does when others share the files."""
-        reader = self.readers[which]
-        self.turned[which] = turned
-        reader.catalog.release()
-        reader.supervisor.register()
-        reader.reader._hand_over.settle()
-        if reader.reader._hand_over.has_conflict:
-            reader.reader._recover()
-        else:
-            reader.reader._load()
 
 
 TestArrivingFiles = pytest.mark.search(ArrivingFilesModel.TestCase)

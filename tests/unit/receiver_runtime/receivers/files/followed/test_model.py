@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from receiver_runtime.receivers.files.declaration import FollowedFiles
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
+from tests.unit.receiver_runtime.receivers.files.sharing_model import WHICH, SharingModel
 
 if TYPE_CHECKING:
     from tests.unit.receiver_runtime.support import ManualClock
 
 
-WHICH = st.integers(0, 1)
 HEADER = "time,host,value"
 
 
-class FollowedFilesModel(RuleBasedStateMachine):
+class FollowedFilesModel(SharingModel):
     """Holds the rules and the model (see the module)."""
 
     @initialize(header=st.sampled_from(["none", "told", "not told"]))
@@ -54,7 +54,6 @@ class FollowedFilesModel(RuleBasedStateMachine):
         self.may_be_lost: set[str] = set()
         # Unfinished last lines of files that were deleted or truncated: each may still come as a record.
         self.may_come: set[str] = set()
-        # For each receiver: does it have the files that usually belong to the other?
         self.turned = [False, False]
         self.errors: list[list[str]] = []
         self.readers = [self._reader(0), self._reader(1)]
@@ -80,14 +79,7 @@ class FollowedFilesModel(RuleBasedStateMachine):
             # Finish unfinished lines, and give both readers time.
             for path in list(self.begun):
                 self._write(path, "")
-            for which, reader in enumerate(self.readers):
-                reader.supervisor.register()
-                reader.supervisor.holds = False
-                self._learn_whose(which, turned=False)
-            for _ in range(15):
-                for reader in self.readers:
-                    reader.run(1)
-            self._check()
+            self._let_all_be_read(15)
             missing = self.written - set(self.log.values) - self.may_be_lost
             assert not missing, f"{sorted(missing)} did not come"
         finally:
@@ -201,37 +193,6 @@ class FollowedFilesModel(RuleBasedStateMachine):
     def look(self, which: int, seconds: float) -> None:
         self.readers[which].step(seconds)
         self._check()
-
-    @rule(which=WHICH)
-    def hold_blocks_unregistered(self, which: int) -> None:
-        self.readers[which].supervisor.holds = True
-
-    @rule(which=WHICH)
-    def register(self, which: int) -> None:
-        self.readers[which].supervisor.register()
-        self.readers[which].supervisor.holds = False
-        self._check()
-
-    @rule(which=WHICH)
-    def kill(self, which: int) -> None:
-        self.readers[which].close()
-        self.readers[which] = self._reader(which)
-
-    @rule(which=WHICH, turned=st.booleans())
-    def learns_whose_files_are(self, which: int, *, turned: bool) -> None:
-        self._learn_whose(which, turned=turned)
-
-    def _learn_whose(self, which: int, *, turned: bool) -> None:
-        """Do what the reader's thread does when others share the files."""
-        reader = self.readers[which]
-        self.turned[which] = turned
-        reader.catalog.release()
-        reader.supervisor.register()
-        reader.reader._hand_over.settle()
-        if reader.reader._hand_over.has_conflict:
-            reader.reader._recover()
-        else:
-            reader.reader._load()
 
 
 def _number(path: Path) -> int:

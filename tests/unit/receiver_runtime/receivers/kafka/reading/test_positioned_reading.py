@@ -1,4 +1,4 @@
-"""Check how a Kafka reader reacts to what the client reports; without a broker."""
+"""Check how partitions are read with positions; without a broker."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import ClusterMetadata, TopicMetadata  # type: ignore[attr-defined]
-from structlog.testing import capture_logs
+from confluent_kafka import KafkaError, TopicPartition
 
-from receiver_runtime.receivers.kafka.broker_reports import BrokerReports, ClientLog
+from receiver_runtime.receivers.kafka.broker_reports import BrokerReports
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.group_commits import GroupCommits
 from receiver_runtime.receivers.kafka.library import Fault, FetchedColumns
 from receiver_runtime.receivers.kafka.partition_rates import PartitionRates
 from receiver_runtime.receivers.kafka.places import Look, Partition
-from receiver_runtime.receivers.kafka.reading.group_client import GroupClient, _settings
+from receiver_runtime.receivers.kafka.reading.group_client import GroupClient
 from receiver_runtime.receivers.kafka.reading.positioned_reading import PositionedReading
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from receiver_runtime.receivers.kafka.records import BadRecord, Records
@@ -242,62 +240,6 @@ def test_a_receiver_is_degraded_until_it_has_partitions_of_a_missing_topic(tmp_p
         assert made.reporter.reasons[-1].startswith("connected to")
 
 
-def test_a_topic_whose_partitions_others_have_is_no_longer_missing(tmp_path: Path) -> None:
-    source = Kafka(bootstrap_servers="127.0.0.1:1", topics=["t", "u"], group="g")
-    receiver = KafkaReceiver(source)
-    says: dict[str, KafkaError | None] = {}
-    asked: list[str] = []
-
-    class Brokers:
-        def list_topics(self, topic: str, timeout: float) -> ClusterMetadata:
-            asked.append(topic)
-            if topic not in says:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            found = TopicMetadata()
-            found.error = says[topic]
-            answer = ClusterMetadata()
-            answer.topics = {topic: found}
-            return answer
-
-    def reason(brokers: BrokerReports) -> str:
-        brokers._ask_at = 0.0
-        brokers.look_for_topics(Brokers())  # type: ignore[arg-type]
-        return made.reporter.reasons[-1]
-
-    with rig(tmp_path, receiver, start=False) as made:
-        brokers = BrokerReports(receiver, source)
-        brokers.look_for_topics(Brokers())  # type: ignore[arg-type]
-        assert asked == []
-        missing = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-        brokers.on_unread_topic("t", missing)
-        assert reason(brokers).startswith("degraded: the topic 't'")
-        says["t"] = missing
-        assert reason(brokers).startswith("degraded: the topic 't'")
-        says["t"] = None
-        before = len(asked)
-        brokers.look_for_topics(Brokers())  # type: ignore[arg-type]
-        assert len(asked) == before, "asked again at once"
-        assert "the topic 't'" not in reason(brokers)
-
-
-def test_refused_positions_are_reported_once(tmp_path: Path) -> None:
-    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
-    receiver = KafkaReceiver(source)
-    with rig(tmp_path, receiver, start=False) as made:
-        commits = GroupCommits(receiver)
-        refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
-        for _ in range(9):
-            commits.on_commit(refused, [])
-        commits.on_commit(None, [])
-        for _ in range(9):
-            commits.on_commit(refused, [])
-        assert made.reporter.events == []
-        for _ in range(9):
-            commits.on_commit(refused, [])
-        [(_, message, _)] = made.reporter.events
-        assert message == "the broker does not take the group's positions"
-
-
 def test_an_error_of_the_fetching_client_is_reported_like_the_consumers(tmp_path: Path) -> None:
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g", options={"sasl.username": "somebody"})
     receiver = KafkaReceiver(source)
@@ -305,40 +247,3 @@ def test_an_error_of_the_fetching_client_is_reported_like_the_consumers(tmp_path
         reading(receiver, fetcher=Fetcher())._fetch()
         assert [message for _, message, _ in made.reporter.events] == ["the Kafka client can't log in"]
         assert "SASL authentication failed" in made.reporter.events[0][2]
-
-
-def test_repeated_lines_of_the_client_are_logged_once_in_a_while() -> None:
-    """The client tries an unavailable broker ten times a second."""
-    client_log = ClientLog()
-    with capture_logs() as logged:
-        for number in range(100):
-            client_log.log(3, "Connect to %s failed (after %dms)", "127.0.0.1:9092", number)
-        client_log.log(3, "another")
-    assert [line["message"] for line in logged] == ["Connect to 127.0.0.1:9092 failed (after 0ms)", "another"]
-
-
-def test_an_unavailable_broker_is_reported_once_while_others_send_records(tmp_path: Path) -> None:
-    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
-    receiver = KafkaReceiver(source)
-    with rig(tmp_path, receiver, start=False) as made:
-        brokers = BrokerReports(receiver, source)
-        for number in range(10):
-            refused = f"a.example:9092/2: Connect failed: Connection refused (after {number}ms in state CONNECT)"
-            brokers.on_error(KafkaError(KafkaError._TRANSPORT, refused))
-            brokers.note_answer()
-        brokers.on_error(KafkaError(KafkaError._TRANSPORT, "b.example:9092/3: Connect failed"))
-        brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-        brokers.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-        brokers.note_answer()
-        # A topic that lost partitions is no broker's fault.
-        brokers.on_error(KafkaError(KafkaError._UNKNOWN_PARTITION, "t [3]: partition is unknown"))
-        messages = [message for _, message, _ in made.reporter.events]
-        assert messages[:3] == [*2 * ["a Kafka broker is unavailable"], "Kafka can't be reached"]
-        assert len(messages) == 5
-        assert messages[3].startswith("connected to")
-        assert messages[4] == "the Kafka client has an error"
-
-
-def test_the_client_checks_the_checksums_of_what_it_fetches() -> None:
-    """Check that no block holds what the network or a disk of the broker has altered."""
-    assert _settings(Kafka(bootstrap_servers="h:1", topics="t", group="g"), "lines")["check.crcs"] is True

@@ -72,7 +72,7 @@ class Constraint:
     is_of_merge: bool = False
 
 
-class RowRefusals:
+class RowErrors:
     """Judge the rows of an attempt that the table refused, and hand them to `refused`, in the caller's transaction.
 
     A row of whose error it is not certain that it is a row's is in doubt until the table has taken another row.
