@@ -6,6 +6,7 @@ removes something: what may be lost is a person's decision, after a look at the 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -77,6 +78,7 @@ def problems(found: SystemStatus) -> list[Problem]:
         listed += [problem for row in pipelines for problem in of_one(row)]
     listed += _of_receivers(found.receivers or [])
     listed += _refusing(found.receivers or [])
+    listed += _held(found)
     listed += _unread(found.unread or [])
     listed += _behind_source(found.receivers or [])
     listed += _waiting_for_a_driver(found.waiting_runs or [])
@@ -212,6 +214,27 @@ def _refusing(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
         if (refused := refused_in(row.reason)) is not None:
             name = f"{row.stream}/{row.ordinal}"
             yield Problem(f"{name}: {refused}", "forebay events --kind receiver_error", f"refusing {name}")
+
+
+def _held(found: SystemStatus) -> Iterator[Problem]:
+    """Yield a line for each stream that a running pipeline reads, and whose receivers a person has stopped or paused.
+
+    They stay so when the stream is renamed, applied again, or the system starts again.
+    """
+    running = {row.pipeline for row in found.pipelines or [] if row.state == "RUNNING"}
+    readers: dict[str, list[str]] = {}
+    for lag in found.lag or []:
+        if lag.pipeline in running:
+            readers.setdefault(lag.stream, []).append(lag.pipeline)
+    for wanted in (DesiredState.STOPPED, DesiredState.PAUSED):
+        held = Counter(row.stream for row in found.receivers or [] if row.desired_state == wanted)
+        for stream in sorted(held.keys() & readers.keys()):
+            yield Problem(
+                f"{held[stream]:,} receiver(s) of {stream}, which {', '.join(readers[stream])} reads, are {wanted} on "
+                "demand",
+                f"forebay receivers start {stream}",
+                f"held {stream}",
+            )
 
 
 def _unread(streams: Sequence[UnreadStream]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from orchestration.status_page.system_status import AgentStatus, LeaderStatus, S
 from tracker_store.batches.run_queue import WaitingRuns
 from tracker_store.batches.streams import UnreadStream
 from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
-from tracker_store.reports.status import PipelineStatus, ReceiverStatus
+from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -105,6 +105,18 @@ def test_runs_that_no_driver_takes_are_told_after_a_moment() -> None:
     assert lines(replace(system(), waiting_runs=[waiting])) == [f"{said}: forebay logs batch-driver-1"]
     assert "none is starting" in lines(replace(system(), waiting_runs=[replace(waiting, starting=0)]))[0]
     assert lines(replace(system(), waiting_runs=[replace(waiting, waited=SECOND)])) == []
+
+
+@pytest.mark.parametrize("wanted", ["stopped", "paused"])
+def test_receivers_that_a_person_holds_are_told_while_a_running_pipeline_reads_them(wanted: str) -> None:
+    held = [replace(receiver(number), desired_state=wanted) for number in (1, 2)]
+    lag = [StreamLag("words", "lines", 0, 0, 0, None), StreamLag("words", "others", 0, 0, 0, None)]
+    found = replace(system(*held), lag=lag)
+    assert lines(found) == [
+        f"2 receiver(s) of lines, which words reads, are {wanted} on demand: forebay receivers start lines"
+    ]
+    assert lines(replace(found, pipelines=[replace(HEALTHY, state="STOPPED")])) == []
+    assert lines(replace(found, lag=[])) == []
 
 
 def test_records_that_nothing_reads() -> None:
