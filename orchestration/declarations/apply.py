@@ -6,6 +6,7 @@ Refuses a change that would leave blocks that nothing reads. Idempotent.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,18 +18,16 @@ from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
 from tracker_store.batches.streams import stream_overview
-from tracker_store.close_names import did_you_mean
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 from tracker_store.schema.declarations import PipelineDeclaration
 from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Pipeline, Stream
-    from orchestration.declarations.sink import Place
     from receiver_runtime.sources.source import Source
 
 log = structlog.get_logger(__name__)
@@ -39,8 +38,12 @@ _STRANDED = (
     "`forebay receivers stop {0}` (no pipeline gets more of it then), and take it out when `forebay status` shows that "
     "nothing of it waits and no batch is unfinished."
 )
-_REMOVED = "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`"
-_REMOVAL = f'{_REMOVED}; one that takes its place needs start="latest", or begins with all records that are kept'
+_REMOVAL = (
+    "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`; one that takes its place needs "
+    'start="latest", or begins with all records that are kept'
+)
+# A pipeline that some code has is decided at each of its intervals, but for a restart.
+_IDLE, _IDLE_INTERVALS = timedelta(seconds=30), 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,87 +152,6 @@ def _streams_of(row: store.PipelineRow) -> set[str]:
     return {*PipelineDeclaration.of(row.declaration).streams}
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Say what a person has decided: streams that `stop`, and are no renamed ones; pipelines that begin `again`."""
-
-    stop: Collection[str] = ()
-    again: Collection[str] = ()
-
-
-NOTHING_DECIDED = Decided()
-
-
-def undecided(
-    connection: sa.Connection,
-    pipelines: Sequence[Pipeline],
-    changes: Sequence[Change],
-    decided: Decided,
-    command: str,
-) -> str | None:
-    """Return what a person must decide before these changes are written; None: nothing.
-
-    command: the one that takes `--stop` and `--again`.
-    """
-    return unclear_renames(changes, decided.stop, command) or unclear_repeats(
-        connection, pipelines, decided.again, command
-    )
-
-
-def unclear_renames(changes: Sequence[Change], stop: Collection[str], command: str) -> str | None:
-    """Return what to decide before an apply that stops a stream and adds another: they may be one, renamed.
-
-    stop: streams that the person has said to stop. command: the one that takes `--stop`.
-    """
-    added = [change.name for change in changes if (change.kind, change.action) == ("stream", "add")]
-    stopped = [change.name for change in changes if change.action == "stop"]
-    asked = [name for name in stopped if name not in stop]
-    if not added or not asked:
-        return None
-    unknown = [f"--stop {name}: {did_you_mean(name, asked)} " for name in stop if did_you_mean(name, asked)]
-    return (
-        f"{''.join(unknown)}Is {' or '.join(added)} the stream {' or '.join(asked)} by another name? Then write "
-        f'Stream(…, renamed_from="{asked[0]}"), and it keeps its receivers, positions and records (the URL of HTTP '
-        "senders changes with its name). If not, "
-        f"`{command} {' '.join(f'--stop {name}' for name in stopped)}` stops the one and begins the other."
-    )
-
-
-def unclear_repeats(
-    connection: sa.Connection, pipelines: Sequence[Pipeline], again: Collection[str], command: str
-) -> str | None:
-    """Return what to decide before a new pipeline begins with records of which a removed one wrote to the same place.
-
-    again: pipelines for which the person has decided that. command: the one that takes `--again`.
-    """
-    applied = {row.name for row in store.list_pipelines(connection)}
-    new = [one for one in pipelines if one.start != "latest" and one.name not in {*applied, *again}]
-    if not new:
-        return None
-    ids = {row.name: row.stream_id for row in store.list_streams(connection)}
-    stored = {row.stream: row.stored_records for row in stream_overview(connection)}
-    renamed = renames(declared_streams(pipelines), ids)
-    for pipeline in new:
-        names = {renamed.get(stream.name, stream.name) for stream in pipeline.streams}
-        kept = {name for name in names if stored.get(name)}
-        places = [
-            (output.name, place) for output in pipeline.outputs.values() if (place := _place(output.sink.declaration()))
-        ]
-        for other, declaration in store.removed_pipelines(connection, [ids[name] for name in kept]):
-            for output in PipelineDeclaration.of(declaration).outputs.values():
-                theirs = _place(output.sink)
-                if theirs is None or not any(_overlap(place.key, theirs.key) for _, place in places):
-                    continue
-                records = sum(stored[name] for name in kept)
-                return (
-                    f"pipeline {pipeline.name!r} is new, and begins with the {records:,} records that are kept of "
-                    f"{', '.join(sorted(kept))}. The removed pipeline {other!r} wrote results of them to "
-                    f'{theirs.shown}, where they would be twice. Give it start="latest", or another place; or, if '
-                    f"that place is empty or they may come out again: `{command} --again {pipeline.name}`."
-                )
-    return None
-
-
 def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
     """Return whether the driver log holds exactly this declaration of the pipeline and its streams."""
     return not difference(connection, [pipeline])
@@ -319,9 +241,15 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
     ]
     owners: dict[tuple[str, ...], tuple[str, str]] = {}
     for pipeline, name, output in outputs:
-        if (place := _place(output.sink)) is None:
+        try:
+            place = place_of(output.sink)
+        except PluginError as error:
+            # It may be another pipeline's, which is not to keep this one from being applied.
+            log.warning("an output's place is not compared with others", output=f"{pipeline}.{name}", error=str(error))
             continue
-        other = next((key for key in owners if _overlap(key, place.key)), None)
+        if place is None:
+            continue
+        other = next((key for key in owners if overlap(key, place.key)), None)
         if other is None or pipeline not in declared:
             owners.setdefault(place.key, (pipeline, name))
             continue
@@ -334,16 +262,8 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
         )
 
 
-def _place(sink: Mapping[str, Any]) -> Place | None:
-    try:
-        return place_of(sink)
-    except PluginError as error:
-        # It may be another pipeline's, which is not to keep this one from being applied.
-        log.warning("an output's place is not compared with others", kind=sink.get("kind"), error=str(error))
-        return None
-
-
-def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+def overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Return whether two places' keys are the same place, or one lies within the other."""
     shared = min(len(one), len(other))
     return one[:shared] == other[:shared]
 
@@ -382,13 +302,20 @@ def hints(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> list[str]
     """Return `rename_hints`, and a sentence on running pipelines that are not declared here."""
     said = rename_hints(connection, pipelines)
     declared = {pipeline.name for pipeline in pipelines}
-    rows = store.list_pipelines(connection)
-    absent = [row.name for row in rows if row.name not in declared and row.state is PipelineState.RUNNING]
+    # Another module's is decided all the time.
+    since = datetime.now(UTC) - _IDLE
+    absent = [
+        row.name
+        for row in store.list_pipelines(connection)
+        if row.name not in declared
+        and row.state is PipelineState.RUNNING
+        and row.last_batch_time < since - _IDLE_INTERVALS * row.interval
+    ]
     if absent:
         said.append(
-            f"The driver log also has {', '.join(absent)}, which this module has not. Unless other code runs it, no "
-            "batch of it is made, while receivers of its streams go on. If it is to go: with the code that has it, "
-            f"{_REMOVED.format(absent[0])}."
+            f"The driver log also has {', '.join(absent)}, which this module does not declare. No batch is made of "
+            "it, while receivers of its streams go on. If it is to go, with the records that wait for it: "
+            f"`forebay stop --pipeline {absent[0]} --timeout 0s`, then `forebay pipelines remove {absent[0]}`."
         )
     return said
 

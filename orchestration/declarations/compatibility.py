@@ -97,7 +97,7 @@ def _gone(
             how = (
                 f"; under a new name it is a new pipeline, which begins with all records that are kept. To replace "
                 f"{name} by it: `forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply with "
-                'start="latest": without it, records that came out of the one come out of the other again'
+                'start="latest" (it reads nothing that is stored then): else, records that came out come out again'
             )
         yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new}{how})" if new else _ends(kind, name))
 

@@ -227,11 +227,11 @@ def _held(found: SystemStatus) -> Iterator[Problem]:
         if lag.pipeline in running:
             readers.setdefault(lag.stream, []).append(lag.pipeline)
     for wanted in (DesiredState.STOPPED, DesiredState.PAUSED):
-        held = Counter(row.stream for row in found.receivers or [] if row.desired_state == wanted)
+        held = Counter(row.stream for row in found.receivers or [] if row.is_held and row.desired_state == wanted)
         for stream in sorted(held.keys() & readers.keys()):
             yield Problem(
-                f"{held[stream]:,} receiver(s) of {stream}, which {', '.join(readers[stream])} reads, are {wanted} on "
-                "demand",
+                f"{held[stream]:,} receiver(s) of {stream}, which {' and '.join(readers[stream])} read, were {wanted} "
+                "by a person",
                 f"forebay receivers start {stream}",
                 f"held {stream}",
             )
@@ -287,8 +287,8 @@ def _undecided(row: PipelineStatus) -> str:
     if moves or row.unfinished_batches:
         return ""
     return (
-        f"no batch was decided since {row.last_batch_time:%Y-%m-%dT%H:%M:%SZ}: does Dagster's daemon run, with its "
-        "batch sensor on, and is it in the code that runs?"
+        f"no batch was decided since {row.last_batch_time:%Y-%m-%dT%H:%M:%SZ}: is it in the code that runs, and does "
+        "Dagster run?"
     )
 
 

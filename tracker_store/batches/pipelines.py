@@ -100,19 +100,39 @@ def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
     return [_pipeline(row) for row in rows]
 
 
-def removed_pipelines(connection: sa.Connection, stream_ids: Collection[int]) -> list[tuple[str, dict[str, Any]]]:
-    """Return names and declarations of removed pipelines that read one of these streams, the newest first. No locks."""
+@dataclass(frozen=True, slots=True)
+class KeptBlocksReader:
+    """Describe a pipeline, removed or not, that has taken blocks of these streams that clean-up has not deleted."""
+
+    name: str
+    declaration: dict[str, Any]
+    is_removed: bool
+    stream_ids: tuple[int, ...]
+
+
+def readers_of_kept_blocks(connection: sa.Connection, stream_ids: Collection[int]) -> list[KeptBlocksReader]:
+    """Return the pipelines that have taken kept blocks of some of these streams, the newest first.
+
+    No locks. Reads the cursors of all pipelines that ever read the streams: for a person's command, not for a loop.
+    """
     with named_failures():
         rows = connection.execute(
             sa.text("""
-                SELECT name, declaration
-                FROM forebay.pipelines
-                WHERE removed_at IS NOT NULL AND stream_ids && CAST(:ids AS bigint[])
-                ORDER BY removed_at DESC
+                SELECT p.name, p.declaration, p.removed_at IS NOT NULL AS is_removed, taken.stream_ids
+                FROM forebay.pipelines p
+                CROSS JOIN LATERAL (
+                    SELECT array_agg(DISTINCT r.stream_id) AS stream_ids
+                    FROM forebay.cursors c
+                    JOIN forebay.receivers r ON r.id = c.receiver_id
+                    WHERE c.consumer_id = p.id AND c.next_sequence > r.low_mark + 1
+                        AND r.stream_id = ANY (CAST(:ids AS bigint[]))
+                ) AS taken
+                WHERE p.stream_ids && CAST(:ids AS bigint[]) AND taken.stream_ids IS NOT NULL
+                ORDER BY p.id DESC
             """),
             {"ids": sorted(stream_ids)},
         ).all()
-    return [(row.name, row.declaration) for row in rows]
+    return [KeptBlocksReader(row.name, row.declaration, row.is_removed, tuple(row.stream_ids)) for row in rows]
 
 
 def pipelines_by_id(connection: sa.Connection, pipeline_ids: Sequence[int]) -> list[PipelineRow]:

@@ -46,6 +46,7 @@ class ReceiverStatus:
     unread_unit: str | None = None
     source_lag: timedelta | None = None
     records_per_second: float | None = None
+    is_held: bool = False
 
     @property
     def condition(self) -> str:

@@ -17,7 +17,8 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
        holder.started_at AS process_started_at, unread.partitions, unread.amount AS unread, unread.unit AS unread_unit,
        unread.oldest_at AS oldest_unread_at,
        greatest(clock_timestamp(), unread.oldest_at) - unread.oldest_at AS source_lag,
-       (holder.queued #>> ARRAY['fetched', r.id::text])::bigint AS fetched_records
+       (holder.queued #>> ARRAY['fetched', r.id::text])::bigint AS fetched_records,
+       r.desired_state <> 'running' AND r.desired_before_stop IS NULL AS is_held
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 -- Probes, each with OFFSET 0: a join could read all processes that ever were.
@@ -93,3 +94,5 @@ COMMENT ON COLUMN forebay.receiver_status.oldest_unread_at IS
 COMMENT ON COLUMN forebay.receiver_status.source_lag IS 'The age of the oldest unread record; null as above';
 COMMENT ON COLUMN forebay.receiver_status.fetched_records IS
     'Records that its client has fetched and it has not handed on, at the newest heartbeat; null: it does not say';
+COMMENT ON COLUMN forebay.receiver_status.is_held IS
+    'Whether a person has stopped or paused it; false for one that stops with its pipelines';

@@ -16,17 +16,16 @@ from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.apply import (
     SENDERS_PATH,
     Change,
-    Decided,
     difference,
     hints,
     refuse,
     target_steps,
-    undecided,
 )
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
+from orchestration.declarations.questions import Decided, undecided
 from orchestration.declarations.settings import Settings
 
 if TYPE_CHECKING:
@@ -142,16 +141,17 @@ def apply(
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
-        targets = ask_targets(connection, pipelines)
-        said = hints(connection, pipelines)
+        for line in hints(connection, pipelines):
+            console.print(line, markup=False, soft_wrap=True)
         refuse(connection, pipelines)
+        targets = ask_targets(connection, pipelines)
         decided = Decided(stop or (), again or ())
         unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(
             targets.refused
         )
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
-    for line in [*said, *targets.unasked]:
+    for line in targets.unasked:
         console.print(line, markup=False, soft_wrap=True)
     if unclear is not None:
         print_changes(console, changes)

@@ -53,21 +53,13 @@ from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from orchestration.declarations.apply import (
-    NOTHING_DECIDED,
-    Change,
-    Decided,
-    apply,
-    difference,
-    hints,
-    refuse,
-    undecided,
-)
+from orchestration.declarations.apply import Change, apply, difference, hints, refuse
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.project_file import project_definitions
+from orchestration.declarations.questions import NOTHING_DECIDED, Decided, undecided
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
 from orchestration.tracker.http.status_address import asked_for, forget_served, is_served, status_page
@@ -557,8 +549,8 @@ def up(
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            help="A stream that ends because the module has it no longer; without it, a start that also finds a new "
-            "stream asks whether it is the same."
+            help="A stream that ends because the module does not declare it any more; without it, a start that also "
+            "finds a new stream asks whether it is the same."
         ),
     ] = None,
     again: Annotated[

@@ -22,17 +22,16 @@ from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import (
-    NOTHING_DECIDED,
     declared_streams,
     difference,
     hints,
     refuse,
     refuse_to_share,
     target_steps,
-    undecided,
 )
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.questions import NOTHING_DECIDED, undecided
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.reading.batch_reader import declared_columns
 from receiver_runtime.block_store.frames.columns import union

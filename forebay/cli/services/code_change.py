@@ -18,12 +18,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.apply import apply, declared_streams, refuse, rename_hints, unclear_repeats
+from orchestration.declarations.apply import apply, declared_streams, difference, refuse, rename_hints
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.modules import IMPORT_FAILS, PipelineModuleError, load_pipelines, said_in_a_line
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.project_code import CodeCopies, same_code
+from orchestration.declarations.questions import NOTHING_DECIDED, undecided
 from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipeline_states import start_pipelines
 from tracker_store.connection.engine import connect_once
@@ -133,8 +134,10 @@ def put_in_force(
     if decisions and not request.agreed:
         return CodeAnswer(Outcome.WAITS, f"{'; '.join(decisions)}{f'. {said}' if said else ''}")
     refuse(connection, pipelines)
-    if repeats := unclear_repeats(connection, pipelines, (), "forebay apply"):
-        return CodeAnswer(Outcome.WAITS, repeats)
+    changes = difference(connection, pipelines)
+    unclear = undecided(connection, pipelines, changes, NOTHING_DECIDED, "forebay apply")
+    if unclear is not None and not request.agreed:
+        return CodeAnswer(Outcome.WAITS, unclear)
     targets = ask_targets(connection, pipelines)
     for line in targets.unasked:
         sys.stderr.write(f"{line}\n")

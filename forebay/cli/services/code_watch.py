@@ -18,6 +18,7 @@ from forebay.cli.services.code_change import CodeAnswer, Outcome, Request
 from orchestration.declarations.compatibility import declared_changes
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from receiver_runtime.agent.child_environment import environment_without
+from tracker_store.connection.errors import sentence
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.host.log_files import open_log
 
@@ -234,9 +235,13 @@ class CodeWatch:
                 )
                 return result
             case Outcome.WAITS:
-                self._say(f"{changed} changed and waits for `forebay apply`: {result.why}. Until then, {runs_on}")
+                self._say(
+                    f"{changed} changed and waits for `forebay apply`: {sentence(result.why)} Until then, {runs_on}"
+                )
             case Outcome.REFUSED:
-                self._say(f"{changed} changed and can't be used: {result.why}. Until that is corrected, {runs_on}")
+                self._say(
+                    f"{changed} changed and can't be used: {sentence(result.why)} Until that is corrected, {runs_on}"
+                )
             case Outcome.UNKNOWN:
                 self._checked = ""
                 # Without a watch it was begun because a person has applied it.

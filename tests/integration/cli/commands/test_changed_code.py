@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.cli.commands.up import CODE_SERVER, Services, _agrees
 from forebay.cli.main import app
-from forebay.cli.services import code_watch
+from forebay.cli.services import code_change, code_watch
 from forebay.cli.services.code_change import CodeAnswer, Outcome, Request, put_in_force
 from forebay.cli.services.code_watch import OTHER, CodeWatch
 from forebay.cli.services.supervisor_lock import take_lock
@@ -25,6 +25,7 @@ from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import TargetCheck
 from tests.support.polling import eventually
+from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.connection.engine import connect
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.receivers.receivers import placements
@@ -130,8 +131,8 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
             (
                 "pipeline 'words' is gone (renamed? new is terms; under a new name it is a new pipeline, which begins "
                 "with all records that are kept. To replace words by it: `forebay stop --pipeline words`, "
-                '`forebay pipelines remove words`, and apply with start="latest": without it, records that came out of '
-                "the one come out of the other again)"
+                '`forebay pipelines remove words`, and apply with start="latest" (it reads nothing that is stored '
+                "then): else, records that came out come out again)"
             ),
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),
@@ -186,6 +187,22 @@ def test_an_output_that_its_target_refuses_waits(
         result = put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
         assert (result.outcome, "'more' of pipeline 'words': the table" in result.why) == (Outcome.WAITS, True)
         assert difference(connection, before) == []
+    assert copies.in_force() == first
+
+
+def test_a_new_pipeline_that_may_repeat_results_waits(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = CodeCopies(home)
+    before = loaded()
+    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    first = copies.in_force()
+    edit(project, ("    return lines", "    return lines.distinct()"))
+    monkeypatch.setattr(code_change, "undecided", lambda *_: "May records come out again?")
+    with connect(engine) as connection:
+        result = put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
+        assert (result.outcome, result.why) == (Outcome.WAITS, "May records come out again?")
+        assert list_pipelines(connection) == []
     assert copies.in_force() == first
 
 

@@ -6,30 +6,11 @@ import pytest
 
 from forebay import DeclarationError, Stream
 from forebay.sources import SocketText
-from orchestration.declarations.apply import Change, unclear_renames
 from orchestration.declarations.renames import idle_renames, refuse_to_rename
 
 
 def stream(name: str, renamed_from: str | None = None) -> Stream:
     return Stream(name, SocketText(host="127.0.0.1", port=9999), renamed_from=renamed_from)
-
-
-def test_a_stream_that_may_be_renamed_is_asked_about_before_anything_is_written() -> None:
-    added, stopped = Change("stream", "clix", "add"), Change("stream", "clicks", "stop")
-    pipeline = Change("pipeline", "words", "change")
-    for clear in ([added, pipeline], [stopped, pipeline]):
-        assert unclear_renames(clear, [], "forebay apply") is None
-    asked = unclear_renames([added, stopped, pipeline], ["others", "clikcs"], "forebay up")
-    assert asked is not None
-    assert 'renamed_from="clicks"' in asked
-    assert "the URL of HTTP senders changes" in asked
-    assert "`forebay up --stop clicks`" in asked
-    assert asked.startswith("--stop clikcs: did you mean clicks? Is clix the stream clicks")
-    both = unclear_renames([added, stopped, Change("stream", "more", "stop")], ["clicks"], "forebay up")
-    assert both is not None
-    assert "Is clix the stream more" in both
-    assert "`forebay up --stop clicks --stop more`" in both
-    assert unclear_renames([added, stopped], ["clicks"], "forebay apply") is None
 
 
 @pytest.mark.parametrize(

@@ -109,14 +109,15 @@ def test_runs_that_no_driver_takes_are_told_after_a_moment() -> None:
 
 @pytest.mark.parametrize("wanted", ["stopped", "paused"])
 def test_receivers_that_a_person_holds_are_told_while_a_running_pipeline_reads_them(wanted: str) -> None:
-    held = [replace(receiver(number), desired_state=wanted) for number in (1, 2)]
+    held = [replace(receiver(number), desired_state=wanted, is_held=True) for number in (1, 2)]
     lag = [StreamLag("words", "lines", 0, 0, 0, None), StreamLag("words", "others", 0, 0, 0, None)]
     found = replace(system(*held), lag=lag)
     assert lines(found) == [
-        f"2 receiver(s) of lines, which words reads, are {wanted} on demand: forebay receivers start lines"
+        f"2 receiver(s) of lines, which words read, were {wanted} by a person: forebay receivers start lines"
     ]
     assert lines(replace(found, pipelines=[replace(HEALTHY, state="STOPPED")])) == []
     assert lines(replace(found, lag=[])) == []
+    assert lines(replace(found, receivers=[replace(row, is_held=False) for row in held])) == []
 
 
 def test_records_that_nothing_reads() -> None:
@@ -157,7 +158,7 @@ def test_a_late_pipeline_that_no_code_may_have_is_asked_about(
         last_completed_at=completed_at,
     )
     [line] = lines(system(pipeline=late))
-    assert ("no batch was decided since 2026-01-01T12:00:00Z: does Dagster's daemon run" in line) is asked
+    assert ("no batch was decided since 2026-01-01T12:00:00Z: is it in the code that runs" in line) is asked
 
 
 def test_a_quarantined_batch_is_told_with_its_reason_short_enough_for_the_command() -> None:
