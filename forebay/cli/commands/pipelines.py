@@ -102,9 +102,9 @@ def remove(
 
     Records that wait for it are not processed, and blocks that its quarantined batches kept are deleted. Its outputs
     stay, and other pipelines are not affected. A pipeline that runs is refused: `forebay stop --pipeline NAME` first.
-    Receivers that stopped with it stay stopped until a pipeline that reads them runs. Take it out of the module first: if you
-    apply it again, it is a new pipeline, which begins with the blocks that are there then, and the next apply or start
-    asks whether their results may come out again.
+    Receivers that stopped with it stay stopped until a pipeline that reads them runs. Take it out of the module first:
+    if you apply it again, it is a new pipeline, which begins with the blocks that are there then, and the next apply or
+    start asks whether their results may come out again.
 
     For example:
 
