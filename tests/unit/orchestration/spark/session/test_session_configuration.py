@@ -78,7 +78,7 @@ def test_what_the_user_wrote_into_sparks_own_file_is_not_overridden(
     asked = {"spark.sql.session.timeZone": "UTC"}
     assert asked.items() <= session_configuration(settings(), asked).items()
     assert "spark.sql.warehouse.dir" not in _directories(tmp_path, made)
-    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "empty"))
     assert _directories(tmp_path, {"spark.local.dir": "/x"}) == {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse"}
 
 
