@@ -92,10 +92,7 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
     Our own defaults give way to `spark_defaults`, except those that close the ports of a local master, or encrypt.
     Raises ValueError if it contains a key of encrypted blocks.
     """
-    asked = {**settings.spark_configuration, **(configuration or {})}
-    _refuse_shown_keys(settings, asked)
-    if MASTER not in asked and REMOTE not in asked:
-        asked[REMOTE if settings.spark_master.startswith(_CONNECT) else MASTER] = settings.spark_master
+    asked = _asked(settings, configuration)
     if REMOTE in asked:
         # The driver belongs to the server, which refuses settings of the driver from here.
         return {key: value for key, value in asked.items() if key != MASTER}
@@ -116,12 +113,26 @@ def spark_defaults() -> dict[str, str]:
     package = find_spec("pyspark")
     home = Path(os.environ.get("SPARK_HOME") or Path(package.origin if package and package.origin else "").parent)
     file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
-    return dict(_DEFAULTS.findall(file.read_text(encoding="utf-8", errors="replace"))) if file.is_file() else {}
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    except OSError as error:
+        log.warning("spark-defaults.conf can't be read: Forebay's own defaults apply", path=str(file), error=str(error))
+        return {}
+    return dict(_DEFAULTS.findall(text))
 
 
 def is_local(master: str) -> bool:
     """Return whether a master runs its tasks on this machine, in processes of this account."""
     return master.startswith("local")
+
+
+def _asked(settings: Settings, configuration: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the settings and the configuration, with a master or a Connect server's address."""
+    asked = {**settings.spark_configuration, **(configuration or {})}
+    _refuse_shown_keys(settings, asked)
+    if MASTER not in asked and REMOTE not in asked:
+        asked[REMOTE if settings.spark_master.startswith(_CONNECT) else MASTER] = settings.spark_master
+    return asked
 
 
 def _refuse_shown_keys(settings: Settings, asked: Mapping[str, str]) -> None:
@@ -138,5 +149,5 @@ def _refuse_shown_keys(settings: Settings, asked: Mapping[str, str]) -> None:
 
 def spark_master(settings: Settings, configuration: Mapping[str, str] | None = None) -> str:
     """Return where a session with these settings runs: a master, or a Connect server's address."""
-    wanted = session_configuration(settings, configuration)
-    return wanted.get(MASTER) or wanted[REMOTE]
+    asked = _asked(settings, configuration)
+    return asked.get(REMOTE) or asked[MASTER]

@@ -82,6 +82,25 @@ def test_what_the_user_wrote_into_sparks_own_file_is_not_overridden(
     assert _directories(tmp_path, {"spark.local.dir": "/x"}) == {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse"}
 
 
+@pytest.mark.parametrize("fails", ["is_file", "read_text"])
+def test_a_file_of_spark_that_can_not_be_read_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.ui.enabled true\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as refused, capture_logs() as said:
+        refused.setattr(Path, fails, refuse)
+        # It is asked for often, and depends on no such file.
+        assert spark_master(settings()) == "local[*]"
+        assert said == []
+        assert session_configuration(settings())["spark.ui.enabled"] == "false"
+    assert [entry["log_level"] for entry in said] == ["warning"]
+
+
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2,3]"])
 def test_a_local_session_asks_who_connects_to_its_ports(master: str) -> None:
     made = session_configuration(settings(spark_master=master))
