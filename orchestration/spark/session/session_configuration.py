@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# A line that ends with a backslash goes on in the next one; a comment does not.
+_CONTINUED = re.compile(r"^(?![ \t\f]*[#!])(?:.*(?<!\\)(?:\\\\)*\\(?:\n|\Z))+.*$", re.MULTILINE)
 _DEFAULTS = re.compile(r"^[ \t\f]*(spark\.[^\s:=]+)[ \t\f]*[:=]?[ \t\f]*(.*?)[ \t\f]*$", re.MULTILINE)
 
 # A batch is small and short: a cold JVM gains more from a fast start than from its optimising compiler.
@@ -105,20 +107,24 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
 
 
 def spark_defaults() -> dict[str, str]:
-    """Return what the user's `spark-defaults.conf` sets; a value over several lines is cut after the first.
+    """Return what the user's `spark-defaults.conf` sets, without values over several lines.
 
     The JVM reads the file itself, and what a session is given takes precedence there. Never give a session these
     values: they would be on the JVM's command line, and some are secrets. A Connect session has no such file.
     """
     package = find_spec("pyspark")
-    home = Path(os.environ.get("SPARK_HOME") or Path(package.origin if package and package.origin else "").parent)
-    file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
+    installed = Path(package.origin).parent if package and package.origin else None
+    home = os.environ.get("SPARK_HOME") or installed
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and Path(home, "conf"))
+    if not folder:
+        return {}
+    file = Path(folder, "spark-defaults.conf")
     try:
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     except OSError as error:
         log.warning("spark-defaults.conf can't be read: Forebay's own defaults apply", path=str(file), error=str(error))
         return {}
-    return dict(_DEFAULTS.findall(text))
+    return dict(_DEFAULTS.findall(_CONTINUED.sub("", text)))
 
 
 def is_local(master: str) -> bool:

@@ -18,6 +18,7 @@ from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session import python_daemon, shipping
+from orchestration.spark.session import session_configuration as session_configuration_module
 from orchestration.spark.session.session import _directories
 from orchestration.spark.session.session_configuration import (
     session_configuration,
@@ -99,6 +100,33 @@ def test_a_file_of_spark_that_can_not_be_read_is_left_out(
         assert said == []
         assert session_configuration(settings())["spark.ui.enabled"] == "false"
     assert [entry["log_level"] for entry in said] == ["warning"]
+
+
+def test_values_over_several_lines_are_not_ours_to_interpret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# a comment goes on in no other line \\\n"
+        "spark.a 1\\\\\n"
+        "spark.ui.enabled \\\n"
+        "  tr\\\r\n"
+        "spark.sql.session.timeZone ue\n"
+        "spark.b 2\n"
+        "spark.c 3\\",
+        newline="",
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert spark_defaults() == {"spark.a": "1\\\\", "spark.b": "2"}
+
+
+def test_without_a_spark_no_file_of_the_working_directory_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.ui.enabled true\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(session_configuration_module, "find_spec", lambda _: None)
+    assert spark_defaults() == {}
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2,3]"])
