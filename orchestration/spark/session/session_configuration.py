@@ -102,6 +102,7 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
     authenticated = _AUTHENTICATION if local and not asked[MASTER].startswith("local-cluster") else {}
     encrypted = {} if settings.block_key is None else _ENCRYPTED_CONFIGURATION
     in_file = spark_defaults()
+    _refuse_shown_keys(settings, in_file)
     own = {key: value for key, value in _CONFIGURATION.items() if key not in in_file}
     return {**own, **encrypted, **local, **authenticated, **asked}
 

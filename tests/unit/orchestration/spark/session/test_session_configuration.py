@@ -268,6 +268,15 @@ def test_a_key_in_sparks_configuration_is_refused_because_spark_shows_it(keys: d
     assert session_configuration(settings(**keys), {f"{prefix}.OTHER": "x"})[f"{prefix}.OTHER"] == "x"
 
 
+def test_a_key_in_sparks_own_file_is_refused_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.executorEnv.BLOCKS hunter2hunter2\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match=r"spark\.executorEnv\.BLOCKS"):
+        session_configuration(settings(block_key="env:BLOCKS"))
+    # A Connect session does not have the file.
+    assert session_configuration(settings(block_key="env:BLOCKS", spark_master="sc://h:1"))
+
+
 def test_a_reference_to_a_secret_of_kubernetes_is_allowed_because_it_shows_only_the_secrets_name() -> None:
     reference = {"spark.kubernetes.executor.secretKeyRef.BLOCKS": "forebay-block-key:key"}
     assert reference.items() <= session_configuration(settings(block_key="env:BLOCKS"), reference).items()
