@@ -31,6 +31,7 @@ JAVA_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 # JVM touches all of that before it first collects garbage.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms64m -Djava.net.preferIPv4Stack=true"
 
+SOCKETS = "spark.python.unix.domain.socket.enabled"
 _CONFIGURATION = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -39,7 +40,7 @@ _CONFIGURATION = {
     # Spark's own default, INT96, holds no time after 2262 or before 1677, and no zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Unix sockets between the JVM and its Python workers: TCP took a fifth of the time of reading blocks.
-    "spark.python.unix.domain.socket.enabled": "true",
+    SOCKETS: "true",
     JAVA_OPTIONS_KEY: JAVA_OPTIONS,
 }
 # If blocks are encrypted, what Spark itself writes to local disks is too: shuffles, spilled and cached data.

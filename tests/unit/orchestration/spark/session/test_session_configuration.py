@@ -19,13 +19,16 @@ from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session import python_daemon, shipping
 from orchestration.spark.session import session_configuration as session_configuration_module
+from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY
 from orchestration.spark.session.session import _directories
 from orchestration.spark.session.session_configuration import (
+    SOCKETS,
     session_configuration,
     shared_configuration,
     spark_defaults,
     spark_master,
 )
+from tests.support.machine.state_directory import state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +83,21 @@ def test_what_the_user_wrote_into_sparks_own_file_is_not_overridden(
     assert asked.items() <= session_configuration(settings(), asked).items()
     assert "spark.sql.warehouse.dir" not in _directories(tmp_path, made)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "empty"))
-    assert _directories(tmp_path, {"spark.local.dir": "/x"}) == {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse"}
+    named = {LOCAL_DIRECTORY: "/x", SOCKET_DIRECTORY: "/y"}
+    assert _directories(tmp_path, named) == {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse"}
+
+
+def test_sparks_own_file_does_not_decide_where_sockets_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with state_directory() as home:
+        (home / "spark-defaults.conf").write_text(f"{LOCAL_DIRECTORY} /x\n{SOCKET_DIRECTORY} /y\n")
+        monkeypatch.setenv("SPARK_CONF_DIR", str(home))
+        made = _directories(home, {})
+        assert LOCAL_DIRECTORY not in made
+        assert made[SOCKET_DIRECTORY].startswith(f"{home}/local/")
+        assert SOCKET_DIRECTORY not in _directories(home, {SOCKET_DIRECTORY: "/z"})
+        too_long = _directories(home / ("d" * 60), {})
+        assert SOCKET_DIRECTORY not in too_long
+        assert too_long[SOCKETS] == "false"
 
 
 @pytest.mark.parametrize("fails", ["is_file", "read_text"])
