@@ -126,12 +126,13 @@ class Source(BaseModel):
     def _name_close_fields(cls, given: Any) -> Any:  # noqa: ANN401  whatever was given
         """Name the field that was meant by one that does not exist. The value is not shown: it may be a secret."""
         aliases = [name for field in cls.model_fields.values() for name in _names_of(field.validation_alias)]
+        names = [*cls.model_fields, *aliases]
         for name in () if not isinstance(given, Mapping) else map(str, given):
-            if name not in cls.model_fields and name not in aliases:
+            if name not in names:
                 raise PydanticCustomError(
                     UNKNOWN_FIELD,
                     "there is no field '{name}': {hint}",
-                    {"name": name, "hint": _hint(name, [field for field in cls.model_fields if field != "kind"])},
+                    {"name": name, "hint": _hint(name, [known for known in names if known != "kind"])},
                 )
         return given
 

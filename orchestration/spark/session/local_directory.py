@@ -34,18 +34,18 @@ log = structlog.get_logger(__name__)
 def local_directory_configuration(directory: Path) -> dict[str, str]:
     """Return the settings by which Spark uses a new directory in `directory` as long as this process lives.
 
-    Return none if the environment names directories for Spark, or if Spark can't take this one.
+    Only its sockets are there if the environment names directories for Spark, or if Spark can't take this one.
     """
-    if os.environ.get(_VARIABLE):
-        return {}
-    if "," in str(directory):
+    made = _new_directory(directory)
+    configuration = {}
+    is_elsewhere = bool(os.environ.get(_VARIABLE))
+    if not is_elsewhere and "," in str(directory):
         log.warning(
             "Spark's temporary files are not in the home: Spark takes no directory whose path has a comma",
             path=str(directory),
         )
-        return {}
-    made = _new_directory(directory)
-    configuration = {LOCAL_DIRECTORY: str(made)}
+    elif not is_elsewhere:
+        configuration[LOCAL_DIRECTORY] = str(made)
     if len(os.fsencode(made)) + 1 + _SOCKET_NAME_BYTES <= _MOST_SOCKET_PATH_BYTES:
         configuration[SOCKET_DIRECTORY] = str(made)
     return configuration

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.policies.executor_allocation import MAX_EXECUTORS, has_executors
-from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, local_directory_configuration
+from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY, local_directory_configuration
 from orchestration.spark.session.session_configuration import (
     JAVA_OPTIONS,
     JAVA_OPTIONS_KEY,
     MASTER,
     PYTHON,
     REMOTE,
+    SOCKETS,
     WAREHOUSE,
     is_local,
     session_configuration,
@@ -142,13 +143,19 @@ def _prepare_process(settings: Settings, wanted: Mapping[str, str]) -> Path:
 
 
 def _directories(home: Path, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings for Spark's directories in `home` that the user has not made."""
-    named = wanted.keys() | spark_defaults().keys()
+    """Return the settings for Spark's directories in `home` that are not set."""
+    in_file = spark_defaults()
     # Spark makes it with its catalogue's first use: by default as `spark-warehouse` in the working directory.
     own = {WAREHOUSE: str(home / "warehouse")}
-    if LOCAL_DIRECTORY not in named:
+    if not {LOCAL_DIRECTORY, SOCKET_DIRECTORY} <= wanted.keys():
         own |= local_directory_configuration(home / "local")
-    return {key: value for key, value in own.items() if key not in named}
+    # The file does not decide where the sockets are: only this account can enter our directory.
+    named = wanted.keys() | (in_file.keys() - {SOCKET_DIRECTORY})
+    made = {key: value for key, value in own.items() if key not in named}
+    if SOCKET_DIRECTORY in in_file.keys() - made.keys() - wanted.keys():
+        # Our directory's path is too long for sockets; over TCP, Spark asks for a secret.
+        made[SOCKETS] = "false"
+    return made
 
 
 def _use_class_archive(settings: Settings, wanted: dict[str, str], java_home: Path) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# A line that ends with a backslash goes on in the next one; a comment does not.
+_CONTINUED = re.compile(r"^(?![ \t\f]*[#!])(?:.*(?<!\\)(?:\\\\)*\\(?:\n|\Z))+.*$", re.MULTILINE)
 _DEFAULTS = re.compile(r"^[ \t\f]*(spark\.[^\s:=]+)[ \t\f]*[:=]?[ \t\f]*(.*?)[ \t\f]*$", re.MULTILINE)
 
 # A batch is small and short: a cold JVM gains more from a fast start than from its optimising compiler.
@@ -29,6 +31,7 @@ JAVA_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 # JVM touches all of that before it first collects garbage.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms64m -Djava.net.preferIPv4Stack=true"
 
+SOCKETS = "spark.python.unix.domain.socket.enabled"
 _CONFIGURATION = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -37,7 +40,7 @@ _CONFIGURATION = {
     # Spark's own default, INT96, holds no time after 2262 or before 1677, and no zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Unix sockets between the JVM and its Python workers: TCP took a fifth of the time of reading blocks.
-    "spark.python.unix.domain.socket.enabled": "true",
+    SOCKETS: "true",
     JAVA_OPTIONS_KEY: JAVA_OPTIONS,
 }
 # If blocks are encrypted, what Spark itself writes to local disks is too: shuffles, spilled and cached data.
@@ -92,10 +95,7 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
     Our own defaults give way to `spark_defaults`, except those that close the ports of a local master, or encrypt.
     Raises ValueError if it contains a key of encrypted blocks.
     """
-    asked = {**settings.spark_configuration, **(configuration or {})}
-    _refuse_shown_keys(settings, asked)
-    if MASTER not in asked and REMOTE not in asked:
-        asked[REMOTE if settings.spark_master.startswith(_CONNECT) else MASTER] = settings.spark_master
+    asked = _asked(settings, configuration)
     if REMOTE in asked:
         # The driver belongs to the server, which refuses settings of the driver from here.
         return {key: value for key, value in asked.items() if key != MASTER}
@@ -103,25 +103,44 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
     authenticated = _AUTHENTICATION if local and not asked[MASTER].startswith("local-cluster") else {}
     encrypted = {} if settings.block_key is None else _ENCRYPTED_CONFIGURATION
     in_file = spark_defaults()
+    _refuse_shown_keys(settings, in_file)
     own = {key: value for key, value in _CONFIGURATION.items() if key not in in_file}
     return {**own, **encrypted, **local, **authenticated, **asked}
 
 
 def spark_defaults() -> dict[str, str]:
-    """Return what the user's `spark-defaults.conf` sets; a value over several lines is cut after the first.
+    """Return what the user's `spark-defaults.conf` sets, without values over several lines.
 
     The JVM reads the file itself, and what a session is given takes precedence there. Never give a session these
     values: they would be on the JVM's command line, and some are secrets. A Connect session has no such file.
     """
     package = find_spec("pyspark")
-    home = Path(os.environ.get("SPARK_HOME") or Path(package.origin if package and package.origin else "").parent)
-    file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
-    return dict(_DEFAULTS.findall(file.read_text(encoding="utf-8", errors="replace"))) if file.is_file() else {}
+    installed = Path(package.origin).parent if package and package.origin else None
+    home = os.environ.get("SPARK_HOME") or installed
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and Path(home, "conf"))
+    if not folder:
+        return {}
+    file = Path(folder, "spark-defaults.conf")
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    except OSError as error:
+        log.warning("spark-defaults.conf can't be read: Forebay's own defaults apply", path=str(file), error=str(error))
+        return {}
+    return dict(_DEFAULTS.findall(_CONTINUED.sub("", text)))
 
 
 def is_local(master: str) -> bool:
     """Return whether a master runs its tasks on this machine, in processes of this account."""
     return master.startswith("local")
+
+
+def _asked(settings: Settings, configuration: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the settings and the configuration, with a master or a Connect server's address."""
+    asked = {**settings.spark_configuration, **(configuration or {})}
+    _refuse_shown_keys(settings, asked)
+    if MASTER not in asked and REMOTE not in asked:
+        asked[REMOTE if settings.spark_master.startswith(_CONNECT) else MASTER] = settings.spark_master
+    return asked
 
 
 def _refuse_shown_keys(settings: Settings, asked: Mapping[str, str]) -> None:
@@ -138,5 +157,5 @@ def _refuse_shown_keys(settings: Settings, asked: Mapping[str, str]) -> None:
 
 def spark_master(settings: Settings, configuration: Mapping[str, str] | None = None) -> str:
     """Return where a session with these settings runs: a master, or a Connect server's address."""
-    wanted = session_configuration(settings, configuration)
-    return wanted.get(MASTER) or wanted[REMOTE]
+    asked = _asked(settings, configuration)
+    return asked.get(REMOTE) or asked[MASTER]

@@ -155,3 +155,5 @@ def test_a_field_is_known_by_its_aliases_and_is_stored_by_its_own_name() -> None
     assert Aliased.model_validate(made.model_dump(mode="json")) == made
     with pytest.raises(ValidationError, match=r"there is no field 'hosts': did you mean host\?"):
         Aliased.model_validate({"server": "a", "hosts": "b"})
+    with pytest.raises(ValidationError, match=r"there is no field 'servers': did you mean server\?"):
+        Aliased.model_validate({"servers": "a"})

@@ -175,7 +175,7 @@ def test_s04_a_stop_while_the_driver_log_is_away_waits_for_it(receiver: HandRece
         made.log.away = True
         receiver.store("x")
         made.supervisor.lifecycle.stop("now")
-        eventually(lambda: receiver.stops)
+        eventually(lambda: receiver.stops and made.log.calls, "the end of the receiver, and a try to register")
         assert not made.endings
         made.log.away = False
         assert made.end().drained

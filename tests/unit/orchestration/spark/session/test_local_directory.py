@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY, local_directory_configuration
+from tests.support.machine.state_directory import state_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,15 +71,17 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     assert (outside / "kept").exists()
 
 
-def test_a_directory_that_the_environment_names_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_the_environment_names_is_used_but_not_for_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/mnt/fast")
-    assert local_directory_configuration(tmp_path / "local") == {}
-    assert list(tmp_path.iterdir()) == []
+    with state_directory() as home:
+        made = local_directory_configuration(home)
+        assert made.keys() == {SOCKET_DIRECTORY}
+        assert [str(directory) for directory in home.iterdir()] == [made[SOCKET_DIRECTORY]]
 
 
 def test_a_path_with_a_comma_is_left_out_with_a_warning(tmp_path: Path) -> None:
     with capture_logs() as logs:
-        assert local_directory_configuration(tmp_path / "a,b") == {}
+        assert LOCAL_DIRECTORY not in local_directory_configuration(tmp_path / "a,b")
     assert "comma" in logs[0]["event"]
 
 

@@ -18,13 +18,17 @@ from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session import python_daemon, shipping
+from orchestration.spark.session import session_configuration as session_configuration_module
+from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY
 from orchestration.spark.session.session import _directories
 from orchestration.spark.session.session_configuration import (
+    SOCKETS,
     session_configuration,
     shared_configuration,
     spark_defaults,
     spark_master,
 )
+from tests.support.machine.state_directory import state_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,8 +82,68 @@ def test_what_the_user_wrote_into_sparks_own_file_is_not_overridden(
     asked = {"spark.sql.session.timeZone": "UTC"}
     assert asked.items() <= session_configuration(settings(), asked).items()
     assert "spark.sql.warehouse.dir" not in _directories(tmp_path, made)
-    monkeypatch.delenv("SPARK_CONF_DIR")
-    assert _directories(tmp_path, {"spark.local.dir": "/x"}) == {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse"}
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "empty"))
+    named = {LOCAL_DIRECTORY: "/x", SOCKET_DIRECTORY: "/y"}
+    assert _directories(tmp_path, named) == {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse"}
+
+
+def test_sparks_own_file_does_not_decide_where_sockets_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with state_directory() as home:
+        (home / "spark-defaults.conf").write_text(f"{LOCAL_DIRECTORY} /x\n{SOCKET_DIRECTORY} /y\n")
+        monkeypatch.setenv("SPARK_CONF_DIR", str(home))
+        made = _directories(home, {})
+        assert LOCAL_DIRECTORY not in made
+        assert made[SOCKET_DIRECTORY].startswith(f"{home}/local/")
+        assert SOCKET_DIRECTORY not in _directories(home, {SOCKET_DIRECTORY: "/z"})
+        too_long = _directories(home / ("d" * 60), {})
+        assert SOCKET_DIRECTORY not in too_long
+        assert too_long[SOCKETS] == "false"
+
+
+@pytest.mark.parametrize("fails", ["is_file", "read_text"])
+def test_a_file_of_spark_that_can_not_be_read_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.ui.enabled true\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as refused, capture_logs() as said:
+        refused.setattr(Path, fails, refuse)
+        # It is asked for often, and depends on no such file.
+        assert spark_master(settings()) == "local[*]"
+        assert said == []
+        assert session_configuration(settings())["spark.ui.enabled"] == "false"
+    assert [entry["log_level"] for entry in said] == ["warning"]
+
+
+def test_values_over_several_lines_are_not_ours_to_interpret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# a comment goes on in no other line \\\n"
+        "spark.a 1\\\\\n"
+        "spark.ui.enabled \\\n"
+        "  tr\\\r\n"
+        "spark.sql.session.timeZone ue\n"
+        "spark.b 2\n"
+        "spark.c 3\\",
+        newline="",
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert spark_defaults() == {"spark.a": "1\\\\", "spark.b": "2"}
+
+
+def test_without_a_spark_no_file_of_the_working_directory_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.ui.enabled true\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(session_configuration_module, "find_spec", lambda _: None)
+    assert spark_defaults() == {}
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[2,3]"])
@@ -219,6 +283,15 @@ def test_a_key_in_sparks_configuration_is_refused_because_spark_shows_it(keys: d
     with pytest.raises(ValueError, match=expected):
         session_configuration(settings(**keys, spark_configuration=shown))
     assert session_configuration(settings(**keys), {f"{prefix}.OTHER": "x"})[f"{prefix}.OTHER"] == "x"
+
+
+def test_a_key_in_sparks_own_file_is_refused_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.executorEnv.BLOCKS hunter2hunter2\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match=r"spark\.executorEnv\.BLOCKS"):
+        session_configuration(settings(block_key="env:BLOCKS"))
+    # A Connect session does not have the file.
+    assert session_configuration(settings(block_key="env:BLOCKS", spark_master="sc://h:1"))
 
 
 def test_a_reference_to_a_secret_of_kubernetes_is_allowed_because_it_shows_only_the_secrets_name() -> None:
