@@ -34,6 +34,8 @@ class BrokerAnswers:
         self._client_id = client_id
         #: Why the broker refused or ended the connection; empty if it did not.
         self.refusal = ""
+        #: Whether the broker has answered CONNECT.
+        self.has_answered = False
         #: Whether the broker has granted the subscriptions, so that it has a session for us.
         self.is_subscribed = False
 
@@ -52,6 +54,7 @@ class BrokerAnswers:
         __: Properties | None,
     ) -> None:
         """Subscribe, or raise ConnectionError if the broker refused the connection."""
+        self.has_answered = True
         if reason.is_failure:
             self.refusal = f"the MQTT broker refused the connection: {reason}"
             raise ConnectionError(self.refusal)

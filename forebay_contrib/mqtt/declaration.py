@@ -58,7 +58,7 @@ class Mqtt(Source):
             number: give the one that the broker is configured with.
         session_expiry: how long the broker keeps the session of a receiver that is not connected; MQTT 5 only.
         keepalive: broker and receiver check at least this often that the other one is still there.
-        connect_timeout: how long one attempt to connect may take.
+        connect_timeout: how long one attempt to connect may take, and then the broker's answer (CONNACK).
         username: the user to log in as; and
         password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
         tls: ``True``, or a ``Tls``; no TLS by default.

@@ -152,7 +152,8 @@ class MqttReader:
             poller.register(self._wake_here, select.POLLIN)
             while not self._stopping and not self._sends_again:
                 self._turn(client, poller, reads=self._has_room())
-                _check_answered(client, answers_until)
+                if not self._answers.has_answered:
+                    _check_not_late(client, answers_until)
             if self._sends_again:
                 self._receiver.restart(_SENDS_AGAIN)
             self._leave(client, poller)
@@ -374,9 +375,9 @@ class MqttReader:
             self._receiver.restart(_NOT_STORED, error)
 
 
-def _check_answered(client: MqttClient, until: float) -> None:
-    """Raise TimeoutError if the broker has not answered CONNECT by then."""
-    if time.monotonic() > until and not client.is_connected():
+def _check_not_late(client: MqttClient, until: float) -> None:
+    """Raise TimeoutError if the broker should have answered CONNECT by now, and has not ended the connection."""
+    if time.monotonic() > until and client.socket() is not None:
         raise TimeoutError(f"it has not answered for {client.connect_timeout:g} s")
 
 

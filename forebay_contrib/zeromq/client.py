@@ -53,7 +53,8 @@ class ZeroMQClient:
         )
         # By endpoint, how often the library has waited to connect again since anything last connected.
         self._retries: Counter[str] = Counter()
-        self._connected: set[str] = set()
+        # By endpoint, how many connections: two host names may have one address.
+        self._connected: Counter[str] = Counter()
 
     def open(self) -> str:
         """Connect, or listen; return the endpoints, with the ports that the system chose.
@@ -102,6 +103,11 @@ class ZeroMQClient:
             return None
         return frames
 
+    @property
+    def is_connected_to_all(self) -> bool:
+        """Return whether as many endpoints are connected as are declared, by the events yielded so far."""
+        return self._connected.total() == len(self._source.endpoints)
+
     def connection_events(self) -> Iterator[tuple[str, str | None]]:
         """Yield the endpoint of each event since the last call, and what went wrong; None: it is connected.
 
@@ -114,12 +120,12 @@ class ZeroMQClient:
                 yield endpoint, f"{endpoint}: the ZeroMQ handshake failed: check the socket types and the CURVE keys"
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._retries.clear()
-                self._connected.add(endpoint)
+                self._connected[endpoint] += 1
                 yield endpoint, None
             elif event == zmq.Event.DISCONNECTED:
-                if endpoint not in self._connected:
+                if not self._connected[endpoint]:
                     continue  # a handshake failed, which is reported already
-                self._connected.discard(endpoint)
+                self._connected[endpoint] -= 1
                 yield endpoint, f"{endpoint}: the connection was lost, ZeroMQ connects again"
             else:
                 self._retries[endpoint] += 1

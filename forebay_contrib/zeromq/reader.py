@@ -113,6 +113,7 @@ class ZeroMQReader(ReadingThread):
                 self._receiver.report_connected(endpoint)
             else:
                 self._receiver.report_error(fault)
-            # What fails where it listens is one of its senders.
-            if not self._source.bind:
-                self._receiver.report_degraded(endpoint, fault)
+            # What fails where it listens is one of its senders. The library names an endpoint otherwise once its host
+            # name is resolved: only that all are connected can be told.
+            if not self._source.bind and (fault is not None or client.is_connected_to_all):
+                self._receiver.report_degraded("senders", fault)

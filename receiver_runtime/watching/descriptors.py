@@ -40,4 +40,4 @@ def explain(error: BaseException) -> str:
             return f"{error}: this machine may have no more open files: raise fs.file-max"
         case _:
             # Some clients put what happened only into an error within theirs.
-            return str(error) or ", ".join(map(repr, error.args))
+            return str(error) or ", ".join(repr(one)[:200] for one in error.args if one not in ("", None))

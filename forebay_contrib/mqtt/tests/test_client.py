@@ -20,6 +20,7 @@ from tests.unit.receiver_runtime.support import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+CONNECT, SUBSCRIBE = 0x10, 0x82  # as their packets begin
 SOURCE = Mqtt(host="127.0.0.1", topics=("a",), client_id="c")
 
 
@@ -90,3 +91,24 @@ def test_a_broker_that_accepts_a_connection_and_does_not_answer_is_left_and_show
         with rig(tmp_path, make_receiver(source), log=KeyedBlockLog(), positions=Log()) as made:
             eventually(lambda: any("it has not answered for 0.05 s" in one for one in made.reporter.reasons), "it")
             eventually(lambda: made.reporter.reasons[-1].startswith("degraded: "), "the status")
+
+
+def test_a_broker_that_ends_a_connection_later_has_answered(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+        source = Mqtt(
+            host="127.0.0.1", port=server.getsockname()[1], topics=("a",), client_id="c", connect_timeout="500ms"
+        )
+        with rig(tmp_path, make_receiver(source), log=KeyedBlockLog(), positions=Log()) as made:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(20)
+                assert connection.recv(1000)[0] == CONNECT
+                connection.sendall(b"\x20\x03\0\0\0")
+                assert connection.recv(1000)[0] == SUBSCRIBE
+                connection.settimeout(0.6)
+                # It is kept for longer than an answer may take.
+                with pytest.raises(TimeoutError):
+                    connection.recv(1)
+            eventually(lambda: any("the broker ended the connection" in one for one in made.reporter.reasons), "it")
+            assert not any("has not answered" in one for one in made.reporter.reasons)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,8 +67,12 @@ def bound(kind: int, endpoint: str = ANY) -> Iterator[tuple[zmq.Socket[bytes], s
         context.destroy(linger=_SECONDS * 1000)
 
 
-def zeromq(endpoint: str, socket: str, **fields: object) -> Receiver:
+def zeromq(endpoint: str | list[str], socket: str, **fields: object) -> Receiver:
     return make_receiver(parse_source({"kind": "zeromq", "endpoints": endpoint, "socket": socket, **fields}))
+
+
+def has_shown(made: Rig, words: str, *, since: int) -> bool:
+    return any(words in reason for reason in made.reporter.reasons[since:])
 
 
 def rows(made: Rig) -> list[tuple[Any, ...]]:
@@ -158,22 +163,39 @@ def test_a_receiver_that_takes_no_more_stops_its_senders_and_loses_nothing(tmp_p
         assert [int(body[:8]) for body in bodies(made)] == list(range(sent))
 
 
-def test_it_connects_again_by_itself_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_it_connects_again_by_itself_and_says_so(tmp_path: Path, host: str) -> None:
     with bound(zmq.PUSH) as (_, endpoint):
-        pass
-    with rig(tmp_path, zeromq(endpoint, "pull")) as made:
-        eventually(lambda: said(made, ReceiverEventKind.ERROR, f"{endpoint} can't be reached"), "that it is not there")
-        eventually(lambda: f"degraded: {endpoint} can't be reached" in made.reporter.reasons[-1], "the status")
+        port = endpoint.rpartition(":")[2]
+    with rig(tmp_path, zeromq(f"tcp://{host}:{port}", "pull")) as made:
+        eventually(lambda: said(made, ReceiverEventKind.ERROR, f":{port} can't be reached"), "that it is not there")
+        eventually(lambda: made.reporter.reasons[-1].startswith("degraded: "), "the status")
+        assert f":{port} can't be reached" in made.reporter.reasons[-1]
+        names = (f"connected to {endpoint}", f"connected to tcp://{host}:{port}")
         for number in (1, 2):
             with bound(zmq.PUSH, endpoint) as (sender, _):
                 sender.send(b"%d" % number)
                 eventually(reaches(lambda: len(rows(made)), number), "a message")
-                eventually(lambda: made.reporter.reasons[-1] == f"connected to {endpoint}", "the status")
-            eventually(lambda: "the connection was lost" in made.reporter.reasons[-1], "the status")
+                eventually(lambda: made.reporter.reasons[-1] in names, "the status")
+                shown = len(made.reporter.reasons)
+            eventually(partial(has_shown, made, "the connection was lost", since=shown), "the status")
             eventually(lambda: said(made, ReceiverEventKind.ERROR, "the connection was lost"), "that it was lost")
         assert bodies(made) == [b"1", b"2"]
         assert made.reporter.kinds().count(ReceiverEventKind.CONNECTED) == 2
         assert ReceiverEventKind.RESTARTED not in made.reporter.kinds()
+
+
+def test_it_is_degraded_until_all_its_senders_are_connected(tmp_path: Path) -> None:
+    with bound(zmq.PUSH) as (_, first), bound(zmq.PUSH) as (_, second):
+        pass
+    with rig(tmp_path, zeromq([first, second], "pull")) as made:
+        for endpoint in (first, second):
+            eventually(partial(said, made, ReceiverEventKind.ERROR, f"{endpoint} can't be reached"), "the report")
+        with bound(zmq.PUSH, first):
+            eventually(lambda: made.reporter.kinds().count(ReceiverEventKind.CONNECTED) == 1, "one of them")
+            assert made.reporter.reasons[-1].startswith("degraded: ")
+            with bound(zmq.PUSH, second):
+                eventually(lambda: made.reporter.reasons[-1] == f"connected to {second}", "the other one")
 
 
 def test_handshakes_that_fail_again_and_again_are_events_of_one_kind(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class PostgresSink(Sink):
                 else f"PostgresSink {table!r}: key={list(self.key)} is of no use to mode={mode!r}: say mode='merge'"
             )
             raise DeclarationError(message)
-        if len({*self.key}) != len(self.key) or not all(isinstance(name, str) for name in self.key):
+        if not all(isinstance(name, str) for name in self.key) or len({*self.key}) != len(self.key):
             message = f"PostgresSink {table!r}: key={list(self.key)}: give names of columns, and none twice"
             raise DeclarationError(message)
         self.on_bad_rows: OnBadRows = checked_choice(on_bad_rows, f"PostgresSink {table!r}")

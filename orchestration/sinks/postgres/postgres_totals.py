@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _OURS = "forebay_totals"
-#: Types that Postgres adds up.
-_SUMMED = frozenset({"smallint", "integer", "bigint", "real", "double precision", "numeric", "money", "interval"})
+#: Types that Postgres surely can't add up, without what is in parentheses and behind them. Others may have a sum:
+#: domains of numbers, types of extensions.
+_NEVER_SUMMED = frozenset(
+    {"text", "character varying", "character", "name", "boolean", "date", "timestamp", "bytea", "json", "jsonb"}
+    | {"timestamp with time zone", "timestamp without time zone"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class Totals:
     def misfits(self, cursor: Any, schema: str, table: str, types: Mapping[str, str]) -> list[str]:  # noqa: ANN401
         """Return why the view can't be made. `types`: the table's columns, if they are known. Locks: none."""
         missing = [name for name in (*self.key, *self.sums) if types and name not in types]
-        texts = [name for name in self.sums if name in types and types[name].partition("(")[0] not in _SUMMED]
+        texts = [name for name in self.sums if name in types and types[name].partition("(")[0] in _NEVER_SUMMED]
         taken = self._taken(self._comment(cursor, schema), schema, table)
         return [
             *(f"the totals {self.view} name {name}, and the table has no such column" for name in missing),
@@ -117,9 +121,12 @@ class Totals:
         """Return what else has the view's name, if anything has."""
         if comment is None:
             return None
-        what = "no view of totals"
-        if comment.startswith('{"' + _OURS):
+        try:
             of = json.loads(comment)[_OURS]["table"]
+        except (ValueError, LookupError, TypeError):
+            # Without our comment, or someone has edited it.
+            what = "no view of totals"
+        else:
             if of == table:
                 return None
             what = f"the totals of {of}"

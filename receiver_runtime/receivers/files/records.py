@@ -307,8 +307,9 @@ class _Cutter:
         at = reading.position + text.stop
         end, is_last = _end_of_run(content, at, len(self._newline))
         behind = content.read(end, len(self._newline))
-        if len(behind) < len(self._newline) and not ends:
-            # A file may be made with NULs, and be written into later; half a unit may be a newline's.
+        if (is_last or len(behind) < len(self._newline)) and not ends:
+            # A file may be made with NULs, and be written into later, also since the run's end was looked for: that is
+            # no unit's end then. Half a unit may be a newline's.
             return self._last(reading, text, more=False) if completes and text.data else Part(waits=True)
         part = self._last(reading, text, more=not is_last)
         # A newline right behind the run is that of the line before it.
@@ -337,9 +338,9 @@ class _Cutter:
     def _end_large(self, reading: Reading, large: _LargeLine, content: Content, piece: bytes, *, ends: bool) -> Part:
         """End a line at the run of NULs behind this piece of it, which may be short enough for a record after all."""
         at = large.next + len(piece)
-        end, _ = _end_of_run(content, at, len(self._newline))
+        end, is_last = _end_of_run(content, at, len(self._newline))
         behind = content.read(end, len(self._newline))
-        if len(behind) < len(self._newline) and not ends:
+        if (is_last or len(behind) < len(self._newline)) and not ends:
             return Part(waits=True)
         length = at - reading.position
         if length <= self._longest:

@@ -68,6 +68,8 @@ def test_other_errors_say_what_they_said() -> None:
     assert describe(ValueError("wrong")) == "ValueError: wrong"
     # As pika raises it where a connection is refused.
     assert describe(ConnectionError(SilentError(111, "refused"))) == "ConnectionError: SilentError(111, 'refused')"
+    assert len(explain(SilentError("x" * 1000))) == 200
+    assert explain(TimeoutError("")) == explain(SilentError(None)) == ""
     assert describe(None) == ""
 
 

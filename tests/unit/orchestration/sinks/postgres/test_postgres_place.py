@@ -51,7 +51,7 @@ def test_a_table_quoted_as_in_sql_is_refused(table: str) -> None:
         PostgresSink(EnvVar("TARGET_URL"), table)
 
 
-@pytest.mark.parametrize("key", [["id", "id"], [1], ["id", None]])
+@pytest.mark.parametrize("key", [["id", "id"], [1], ["id", None], [["id"]]])
 def test_a_key_that_no_table_has_is_refused(key: list[str]) -> None:
     """Otherwise the first batch fails, which makes the table."""
     with pytest.raises(DeclarationError, match="give names of columns, and none twice"):

@@ -146,19 +146,58 @@ def test_the_line_behind_a_hole_in_wide_text_is_kept(tmp_path: Path, encoding: s
     assert reader.supervisor.letters == []
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("most", [6, 2**20])
 @pytest.mark.parametrize("line", ["x", "x" * 100])
-def test_a_newline_behind_a_hole_may_come_in_halves(line: str) -> None:
+def test_a_newline_behind_a_hole_may_come_in_halves(line: str, most: int, encoding: str) -> None:
     """It ends the line before the hole, and is no empty line."""
-    reader, reading = LineReader(encoding="utf-16-le", max_record_bytes=MOST), Reading("a")
-    written = line.encode("utf-16-le") + bytes(2 * LONG_RUN) + "\ntwo\n".encode("utf-16-le")
+    reader, reading = LineReader(encoding=encoding, max_record_bytes=MOST), Reading("a")
+    written = line.encode(encoding) + bytes(2 * LONG_RUN) + "\ntwo\n".encode(encoding)
     values: list[str] = []
     for end in (len(written) - 9, len(written)):
         content, more = OpenedFile(pa.BufferReader(written[:end])), True
         while more:
-            part = reader.read(reading, content, Limits(2**20, 100), path="a", modified_ms=1, ends=False)
+            part = reader.read(reading, content, Limits(most, 100), path="a", modified_ms=1, ends=False)
             values += [] if part.batch is None else part.batch.column("value").to_pylist()
             more = part.more
-    assert [value for value in values if value != line] == ["two"]
+    assert values == ([line] if len(line) <= MOST else []) + ["two"]
+
+
+class Growing:
+    """A file whose rest is written as soon as its first bytes were read to their end, behind a hole."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self._data = data
+        self._size = size
+        self._is_searched = False
+
+    def next_data(self, offset: int) -> int:
+        self._is_searched = True
+        return offset
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = self._data[offset : min(offset + size, self._size)]
+        if self._is_searched:
+            self._size = len(self._data)
+        return data
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-be", "utf-32-be"])
+@pytest.mark.parametrize("most", [6, 2**20])
+@pytest.mark.parametrize("line", ["x", "x" * 100])
+def test_a_file_may_grow_while_the_end_of_its_hole_is_looked_for(line: str, most: int, encoding: str) -> None:
+    """The writer was in the middle of a newline, which begins with NUL as the hole does."""
+    reader, reading = LineReader(encoding=encoding, max_record_bytes=MOST), Reading("a")
+    before = line.encode(encoding) + bytes(2 * LONG_RUN)
+    content = Growing(before + "\ntwo\nthree\n".encode(encoding), len(before) + 1)
+    values: list[str] = []
+    for _ in range(200):
+        part = reader.read(reading, content, Limits(most, 100), path="a", modified_ms=1, ends=False)
+        values += [] if part.batch is None else part.batch.column("value").to_pylist()
+    assert values == ([line] if len(line) <= MOST else []) + ["two", "three"]
 
 
 def test_what_is_behind_a_hole_is_looked_at_too(tmp_path: Path) -> None:
