@@ -63,14 +63,16 @@ def declared_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     for kind in ("streams", "pipelines"):
         for name, now in after[kind].items():
             if name not in before[kind]:
-                found[f"{name} is new"] = None
+                renamed = after["renamed"][name]["was"] if kind == "streams" else None
+                found[f"{renamed} is renamed to {name}" if renamed in before[kind] else f"{name} is new"] = None
                 continue
             was = before[kind][name]
             for key, old, new in changed_keys(was, now):
                 first, _, rest = key.partition(".")
                 output = rest.partition(".")[0]
-                is_new = first == "outputs" and output not in was["outputs"]
-                said = f"output {output} is new" if is_new else _said(key, old, new)
+                said = _said(key, old, new)
+                if first == "outputs" and not (output in was["outputs"] and output in now["outputs"]):
+                    said = f"output {output} is {'gone' if output in was['outputs'] else 'new'}"
                 found[f"{name}: {said}"] = None
     return list(found)
 
@@ -99,7 +101,10 @@ def _gone(
                 f"{name} by it: `forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply with "
                 'start="latest" (it reads nothing that is stored then): else, records that came out come out again'
             )
-        yield f"{kind} {name!r} is gone" + (f" (renamed? new is {new}{how})" if new else _ends(kind, name))
+        is_unread = kind == "stream" and not new
+        yield f"{kind} {name!r} is {'read by no output any more' if is_unread else 'gone'}" + (
+            f" (renamed? new is {new}{how})" if new else _ends(kind, name)
+        )
 
 
 def _ends(kind: str, name: str) -> str:

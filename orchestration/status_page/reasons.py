@@ -17,6 +17,7 @@ Row = TypeVar("Row")
 # Characters of a cause, at most: some lines of a terminal.
 _LONGEST = 400
 _SHORTENED = " … "
+_OWN_ADDRESS = "listening on "
 # What differs from one record to the next: values in quotes, and numbers.
 _VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d+")
 
@@ -47,13 +48,14 @@ class Cause(Generic[Row]):
 def causes(rows: Iterable[Row], reason_of: Callable[[Row], str]) -> list[Cause[Row]]:
     """Return each cause once, in the order of the rows; rows without a reason have none.
 
-    Reasons whose lines differ only in values are one cause.
+    Reasons whose lines differ only in values are one cause; not so where a line only says who listens where.
     """
     found: dict[str, Cause[Row]] = {}
     for row in rows:
         line = one_line(reason_of(row))
         if line:
-            found.setdefault(_VALUE.sub("", line), Cause(line, [])).rows.append(row)
+            cause = line if line.startswith(_OWN_ADDRESS) else _VALUE.sub("", line)
+            found.setdefault(cause, Cause(line, [])).rows.append(row)
     return list(found.values())
 
 

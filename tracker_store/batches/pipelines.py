@@ -25,7 +25,8 @@ def still_runs(name: str) -> DriverLogError:
     """Return the error for a pipeline that can't be removed because it, or an attempt at a batch of it, runs."""
     return DriverLogError(
         f"pipeline {name!r}",
-        f"It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline {name}`.",
+        f"It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline {name}`. If no code "
+        "has it any more: with `--timeout 0s`, for what waits can't come out then.",
     )
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -78,7 +78,7 @@ from tracker_store.server.embedded_postgres import EmbeddedPostgres, StopMode
 from tracker_store.server.services_login import SERVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -161,6 +161,15 @@ def _is_driver_awaited(connection: sa.Connection) -> bool:
     return has_waiting_run(connection, location=LOCATION) or not has_ready_driver(connection, location=LOCATION)
 
 
+class StartRefusedError(CommandError):
+    """Say why nothing is applied and started, and what would be: a driver log that only runs then can't be asked."""
+
+    def __init__(self, why: str, changes: list[Change]) -> None:
+        """Take the difference between code and driver log as `changes`."""
+        super().__init__(f"Nothing was started. {why}")
+        self.changes = changes
+
+
 def apply_at_start(
     connection: sa.Connection,
     pipelines: Sequence[Pipeline],
@@ -173,15 +182,15 @@ def apply_at_start(
 
     command: the one that takes what is decided as options.
 
-    Raises CommandError, and writes nothing, if it is refused, or if a person must decide first.
+    Raises StartRefusedError, and writes nothing, if it is refused, or if a person must decide first.
     """
     for line in hints(connection, pipelines):
         tell(line)
     try:
         refuse(connection, pipelines)
-        if unclear := undecided(connection, pipelines, difference(connection, pipelines), decided, command):
-            message = f"Nothing was started. {unclear}"
-            raise CommandError(message)
+        changes = difference(connection, pipelines)
+        if unclear := undecided(connection, pipelines, changes, decided, command):
+            raise StartRefusedError(unclear, changes)
         targets = ask_targets(connection, pipelines)
         for line in targets.unasked:
             tell(line)
@@ -192,8 +201,7 @@ def apply_at_start(
     except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
         said = sentence(str(error))
         before = " To run these commands, start with the code as it was before." if "`forebay " in said else ""
-        message = f"Nothing was started: {said}{before}"
-        raise CommandError(message) from error
+        raise StartRefusedError(f"{said}{before}", difference(connection, pipelines)) from error
 
 
 class Services:
@@ -581,7 +589,7 @@ def up(
         # Before anything is started, or written to the driver log; once, for a project's file may change meanwhile.
         settings = settings.model_copy(update={"module": settings.require_module()})
     result: DrainResult | None = None
-    try:
+    with _ends_in_words(console):
         wanted = settings.ui_port if ui_port is None else ui_port
         with Services(
             settings,
@@ -610,10 +618,27 @@ def up(
                 console.print(_drain_result(result, settings, services))
             given_up = services.given_up()
             console.print("Stopping all services (Ctrl-C again: at once).")
+    console.print("All services are stopped.")
+    if given_up is not None:
+        console.print(f"{given_up} failed too often and was given up.", style="bold red")
+        raise typer.Exit(1)
+    if result is DrainResult.TIMED_OUT:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _ends_in_words(console: Console) -> Iterator[None]:
+    """Print why nothing runs, or runs any more, and exit with 1: what was asked for, a refusal, or a known error."""
+    try:
+        yield
     except StopRequestedError as stopped:
         # What was asked for, and so no alarm.
         console.print(str(stopped))
         raise typer.Exit(1) from stopped
+    except StartRefusedError as refused:
+        print_changes(console, refused.changes)
+        console.print(str(refused), style="bold red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from refused
     except (
         BlockStoreError,
         CommandError,
@@ -625,12 +650,6 @@ def up(
     ) as error:
         console.print(str(error), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
-    console.print("All services are stopped.")
-    if given_up is not None:
-        console.print(f"{given_up} failed too often and was given up.", style="bold red")
-        raise typer.Exit(1)
-    if result is DrainResult.TIMED_OUT:
-        raise typer.Exit(1)
 
 
 _DRAIN_RESULTS = {

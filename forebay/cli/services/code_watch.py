@@ -33,6 +33,8 @@ CHECK_SECONDS = 120.0
 # How long a change waits at most for a driver with the one before: a driver takes seconds to start, and with a change
 # every few seconds none would ever run a batch.
 HELD_SECONDS = 60.0
+# When that is said: a driver is mostly there sooner.
+SAID_AFTER_SECONDS = 10.0
 # How many changed declarations a line of the terminal names.
 MOST_CHANGES = 5
 OTHER = (
@@ -151,6 +153,9 @@ class CodeWatch:
             self._begin(code)
             self._checked = code.version
             self._rung = False
+        elif code.version != self._checked and time.monotonic() - self._changed_at > SAID_AFTER_SECONDS:
+            changed = ", ".join(code.changed_since(self._in_force))
+            self._say(f"{changed} changed and is looked at when a batch driver has the version before, or in a minute.")
         return None
 
     def _is_held(self, waits: Callable[[], bool]) -> bool:

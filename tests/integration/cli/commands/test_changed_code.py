@@ -310,6 +310,10 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     for _ in range(3):
         watch.look(waits=lambda: True)
     assert began == [], "a batch waits for a driver with the change before"
+    assert len(said) == 3
+    monkeypatch.setattr(code_watch, "SAID_AFTER_SECONDS", 0)
+    watch.look(waits=lambda: True)
+    assert said[3:] == ["shop.py changed and is looked at when a batch driver has the version before, or in a minute."]
     watch.look()
     assert len(began) == 1
     monkeypatch.setattr(code_watch, "HELD_SECONDS", 0)

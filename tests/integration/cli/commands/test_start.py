@@ -76,7 +76,9 @@ def test_a_start_renames_a_stream_with_records_that_wait_and_refuses_to_strand_t
     apply(connection, [declare()])
     receive(connection)
     said: list[str] = []
-    refused = r"Nothing was started: .* 10 records wait .*renamed_from='clicks'.* start with the code as it was before"
+    refused = (
+        r"Nothing was started. pipeline .* 10 records wait .*renamed_from='clicks'.* start with the code as it was"
+    )
     with pytest.raises(CommandError, match=refused):
         apply_at_start(connection, [declare("clix")], said.append, decided=Decided(stop=["clicks"]))
     with pytest.raises(CommandError, match=refused):
