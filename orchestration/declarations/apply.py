@@ -42,7 +42,7 @@ _REMOVAL = (
     "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`; one that takes its place needs "
     'start="latest", or begins with all records that are kept'
 )
-# A pipeline that some code has is decided at each of its intervals, but for a restart.
+# A pipeline that some code has is decided at each of its intervals, except while that code starts again.
 _IDLE, _IDLE_INTERVALS = timedelta(seconds=30), 3
 
 

@@ -70,8 +70,9 @@ def declared_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
             for key, old, new in changed_keys(was, now):
                 first, _, rest = key.partition(".")
                 output = rest.partition(".")[0]
-                said = _said(key, old, new)
-                if first == "outputs" and not (output in was["outputs"] and output in now["outputs"]):
+                if first != "outputs" or (output in was["outputs"] and output in now["outputs"]):
+                    said = _said(key, old, new)
+                else:
                     said = f"output {output} is {'gone' if output in was['outputs'] else 'new'}"
                 found[f"{name}: {said}"] = None
     return list(found)

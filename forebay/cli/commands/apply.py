@@ -13,14 +13,7 @@ from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import (
-    SENDERS_PATH,
-    Change,
-    difference,
-    hints,
-    refuse,
-    target_steps,
-)
+from orchestration.declarations.apply import SENDERS_PATH, Change, difference, hints, refuse, target_steps
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import load_pipelines

@@ -97,6 +97,13 @@ def loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Pip
     return load
 
 
+def first_in_force(home: Path) -> CodeCopies:
+    """Put the version that the project has now in force."""
+    copies = CodeCopies(home)
+    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    return copies
+
+
 MORE = """@pipeline.output(inputs=[lines], sink=ConsoleSink())
 def more(lines):
     return lines
@@ -150,9 +157,8 @@ def test_a_change_waits_for_a_person_or_is_applied(
     edits: list[Edit],
     waits_for: str,
 ) -> None:
-    copies = CodeCopies(home)
     before = loaded()
-    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    copies = first_in_force(home)
     first = copies.in_force()
     request = Request(compatibility.declared(before), agreed=False)
     with connect(engine) as connection:
@@ -175,9 +181,8 @@ def test_a_change_waits_for_a_person_or_is_applied(
 def test_an_output_that_its_target_refuses_waits(
     engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copies = CodeCopies(home)
     before = loaded()
-    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    copies = first_in_force(home)
     first = copies.in_force()
     edit(project, ("@pipeline.output(inputs=[lines]", MORE + "@pipeline.output(inputs=[lines]"))
     held = TargetCheck("failed", "the table is written by output 'old'", "Give it a table of its own.")
@@ -193,9 +198,8 @@ def test_an_output_that_its_target_refuses_waits(
 def test_a_new_pipeline_that_may_repeat_results_waits(
     engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copies = CodeCopies(home)
     before = loaded()
-    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    copies = first_in_force(home)
     first = copies.in_force()
     edit(project, ("    return lines", "    return lines.distinct()"))
     monkeypatch.setattr(code_change, "undecided", lambda *_: "May records come out again?")
@@ -229,9 +233,8 @@ def test_a_name_before_that_renames_nothing_is_said_of_the_code_that_has_it(
 def test_receivers_of_own_classes_start_again_with_changed_code(
     engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], file: str, restarted: list[str]
 ) -> None:
-    copies = CodeCopies(home)
     before = loaded()
-    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    copies = first_in_force(home)
     with connect(engine) as connection:
         apply(connection, before)
         # Else none runs, and one that waits for its start finds the new code.
@@ -251,9 +254,8 @@ def test_nothing_is_in_force_that_the_driver_log_does_not_take(
     loaded: Callable[[], list[Pipeline]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copies = CodeCopies(home)
     before = loaded()
-    copies.put_in_force(copies.file_of(ProjectReader("shop").read().version))
+    copies = first_in_force(home)
     first = copies.in_force()
 
     def fails(*_: object) -> None:
