@@ -298,9 +298,8 @@ def rename_hints(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> li
     return idle_renames(declared_streams(pipelines), {row.name for row in store.list_streams(connection)})
 
 
-def hints(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> list[str]:
-    """Return `rename_hints`, and a sentence on running pipelines that are not declared here."""
-    said = rename_hints(connection, pipelines)
+def absent_pipelines(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> list[str]:
+    """Return a sentence on running pipelines that are not declared here, and that no other module's code decides."""
     declared = {pipeline.name for pipeline in pipelines}
     # Another module's is decided all the time.
     since = datetime.now(UTC) - _IDLE
@@ -311,13 +310,25 @@ def hints(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> list[str]
         and row.state is PipelineState.RUNNING
         and row.last_batch_time < since - _IDLE_INTERVALS * row.interval
     ]
-    if absent:
-        said.append(
-            f"The driver log also has {', '.join(absent)}, which this module does not declare. No batch is made of "
-            "it, while receivers of its streams go on. If it is to go, with the records that wait for it: "
-            f"`forebay stop --pipeline {absent[0]} --timeout 0s`, then `forebay pipelines remove {absent[0]}`."
-        )
-    return said
+    if not absent:
+        return []
+    said = (
+        f"The driver log also has {', '.join(absent)}, which this module does not declare. No batch is made of "
+        "it, while receivers of its streams go on. If it is to go, with the records that wait for it: "
+        f"`forebay stop --pipeline {absent[0]} --timeout 0s`, then `forebay pipelines remove {absent[0]}`."
+    )
+    return [said]
+
+
+def still_applied(connection: sa.Connection, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``compatibility.declared`` gave, without pipelines and streams that a person has removed since."""
+    pipelines = {row.name for row in store.list_pipelines(connection)}
+    streams = {row.name for row in store.list_streams(connection)}
+    return {
+        **before,
+        "pipelines": {name: one for name, one in before["pipelines"].items() if name in pipelines},
+        "streams": {name: one for name, one in before["streams"].items() if name in streams},
+    }
 
 
 def target_steps(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[str]:

@@ -75,6 +75,9 @@ def declared_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
                 else:
                     said = f"output {output} is {'gone' if output in was['outputs'] else 'new'}"
                 found[f"{name}: {said}"] = None
+        renamed = {one["was"] for one in after["renamed"].values()}
+        gone = before[kind].keys() - after[kind].keys() - renamed
+        found |= dict.fromkeys(f"{name} is gone" for name in sorted(gone))
     return list(found)
 
 

@@ -22,7 +22,7 @@ import warnings
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.project_file import project_definitions
 from tracker_store.host.code_in_force import LINK, CodeCopy, loaded_copy
@@ -47,6 +47,7 @@ _VERSION_DIGITS = 12
 _APPLIED = "applied"
 _MODULE = "module"
 _NOTICE = "notice"
+_DECLARED = "declared"
 # Copies that are kept: processes of earlier versions may still start workers from them.
 _KEPT = 10
 
@@ -340,6 +341,18 @@ class CodeCopies:
     def module(self) -> str:
         """Return what `of` keeps; empty if there is none."""
         return self._read(_MODULE)
+
+    def declares(self, declared: Mapping[str, Any]) -> None:
+        """Keep what the version in force declares, as ``compatibility.declared`` returns it."""
+        (self._folder / _DECLARED).write_text(json.dumps(declared), encoding="utf-8")
+
+    def declared(self) -> dict[str, Any] | None:
+        """Return what `declares` keeps; None if there is nothing."""
+        try:
+            found: dict[str, Any] = json.loads(self._read(_DECLARED))
+        except ValueError:
+            return None
+        return found
 
     def note(self, notice: str) -> None:
         """Keep what people should know of the code that is not in force; empty: nothing."""

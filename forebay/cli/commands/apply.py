@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.instance.database import driver_log
-from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
-from forebay.cli.services.supervisor_lock import lock_holder
+from forebay.cli.services.running_module import UNLESS_GIVEN, named_module, runs_here, waits_for_a_person
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.apply import SENDERS_PATH, Change, difference, hints, refuse, target_steps
+from orchestration.declarations.apply import (
+    SENDERS_PATH,
+    Change,
+    absent_pipelines,
+    difference,
+    refuse,
+    rename_hints,
+    target_steps,
+)
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.questions import Decided, undecided
 from orchestration.declarations.settings import Settings
+from tracker_store.connection.errors import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,10 +87,11 @@ def _seconds(milliseconds: int) -> str:
     return f"{milliseconds / 1000:g}s"
 
 
-def _as_json(changes: Sequence[Change], steps: Sequence[str], *, written: bool) -> str:
+def _as_json(changes: Sequence[Change], steps: Sequence[str], effects: Sequence[str], *, written: bool) -> str:
     return json.dumps(
         {
             "written": written,
+            "effects": list(effects),
             "target_steps": list(steps),
             "changes": [
                 {
@@ -127,16 +136,15 @@ def apply(
         # Before it is loaded: where the files change meanwhile, a `forebay up` beside this finds another version.
         version = ProjectReader(name).read().version
         pipelines = load_pipelines(name)
-    # Only a `forebay up` that runs here puts code in force; another host's takes its own files.
     copies = CodeCopies(settings.home)
-    runs_it = lock_holder(settings.home) is not None and copies.module() == name
-    is_new_code = runs_it and copies.in_force() != copies.file_of(version)
+    is_new_code = runs_here(name, settings) and copies.in_force() != copies.file_of(version)
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
-        for line in hints(connection, pipelines):
+        for line in rename_hints(connection, pipelines):
             console.print(line, markup=False, soft_wrap=True)
         refuse(connection, pipelines)
+        effects = waits_for_a_person(connection, name, pipelines, settings) + absent_pipelines(connection, pipelines)
         targets = ask_targets(connection, pipelines)
         decided = Decided(stop or (), again or ())
         unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(
@@ -153,13 +161,24 @@ def apply(
     if not dry_run:
         copies.apply(version)
     if as_json:
-        typer.echo(_as_json(changes, steps, written=not dry_run))
+        typer.echo(_as_json(changes, steps, effects, written=not dry_run))
         return
-    if is_new_code:
+    # Not before a refusal or a question, which may be about the same pipelines, and says another way out.
+    for line in effects:
+        console.print(sentence(line), markup=False, soft_wrap=True)
+    _print_written(console, changes, steps, version=version if is_new_code else None, dry_run=dry_run)
+
+
+def _print_written(
+    console: Console, changes: Sequence[Change], steps: Sequence[str], *, version: str | None, dry_run: bool
+) -> None:
+    """Print what was written, or would be. version: the code's, if a running `forebay up` has another."""
+    if version is not None:
         effect = "would take effect" if dry_run else "takes effect"
         console.print(f"Code {version} {effect} at the next batch: the running `forebay up` checks it first.")
     if not changes:
-        console.print(f"{'No declaration changed' if is_new_code else 'Nothing to apply'}: code and driver log agree.")
+        what = "Nothing to apply" if version is None else "No declaration changed"
+        console.print(f"{what}: code and driver log agree.")
         return
     print_changes(console, changes)
     for step in steps:

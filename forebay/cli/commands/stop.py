@@ -15,16 +15,17 @@ import typer
 
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
+from forebay.cli.services.running_module import declared_here
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from orchestration.declarations.settings import Settings
 from receiver_runtime.sources.fields.units import parse_duration
 from tracker_store.batches import pipeline_states as store
 from tracker_store.receivers.leadership import read_leadership
-from tracker_store.schema.states import PipelineState
+from tracker_store.schema.states import BatchState, PipelineState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -33,6 +34,10 @@ POLL_SECONDS = 0.25
 DEFAULT_TIMEOUT = "10m"
 # Seconds: a leading tracker raises its counter each second.
 LEADER_SECONDS = 5.0
+_WAY_OUT = (
+    "Put it back into the module (and forebay apply), or, if what waits is not wanted any more: forebay pipelines "
+    "remove {}"
+)
 NOBODY_LEADS = "No tracker leads to carry out the stop: start one with forebay up, or forebay agent."
 
 Pipeline = Annotated[
@@ -97,7 +102,8 @@ def stop(
     with driver_log(console, application_name="forebay stop") as connection:
         names = store.stop_pipelines(connection, name=pipeline)
         leader = _LeaderWatch(connection, console)
-        progress = _watch(connection, names, deadline, _progress_printer(console), leader.look)
+        code = _CodeWatch(settings, console)
+        progress = _watch(connection, names, deadline, _progress_printer(console), (code.look, leader.look))
         leads = read_leadership(connection).holder is not None
     stopped = all(row.state is PipelineState.STOPPED for row in progress)
     ended = stopped and (not supervised or _wait_for_end(settings.home, deadline))
@@ -105,7 +111,7 @@ def stop(
         typer.echo(json.dumps({"stopped": stopped, "ended": ended, "pipelines": [_plain(row) for row in progress]}))
     if not stopped:
         # It was said already, while the command waited.
-        _print_open_work(console, progress, leads=leads or leader.has_said)
+        _print_open_work(console, progress, leads=leads or leader.has_said, said=code.said)
         if not seconds:
             return
         console.print(
@@ -129,18 +135,26 @@ def stop(
         console.print("Stopped." if progress else "There is no pipeline to stop.")
 
 
-def _print_open_work(console: Console, progress: Sequence[store.StopProgress], *, leads: bool) -> None:
+def _print_open_work(
+    console: Console, progress: Sequence[store.StopProgress], *, leads: bool, said: Collection[str]
+) -> None:
     for row in progress:
         if row.state is PipelineState.STOPPING:
             console.print(f"{row.pipeline} is still stopping; open: {what_is_open(row)}", markup=False)
-            if row.waiting_records and not row.receivers and not row.unfinished_batches:
+            if _needs_code(row) and not row.receivers and row.pipeline not in said:
                 console.print(
-                    f"No process makes a batch of the waiting records: does Dagster run, and does its module declare "
-                    f"{row.pipeline}? If it is not wanted any more: forebay pipelines remove {row.pipeline}",
+                    f"No process runs a batch of it: does Dagster run, and does its module declare {row.pipeline}? "
+                    f"{_WAY_OUT.format(row.pipeline)}",
                     markup=False,
                 )
     if not leads:
         console.print(NOBODY_LEADS)
+
+
+def _needs_code(row: store.StopProgress) -> bool:
+    """Return whether a batch must be made or launched before the pipeline is stopped."""
+    waits = row.waiting_records if row.batch_state is None else row.batch_state != BatchState.RUNNING
+    return row.state is PipelineState.STOPPING and bool(waits)
 
 
 def _plain(progress: store.StopProgress) -> dict[str, object]:
@@ -155,7 +169,7 @@ def _watch(
     names: Sequence[str],
     deadline: float,
     tell: Callable[[store.StopProgress], None],
-    on_wait: Callable[[], None],
+    on_wait: Sequence[Callable[[Sequence[store.StopProgress]], None]],
 ) -> list[store.StopProgress]:
     """Watch until no pipeline is STOPPING, or until the deadline; return the newest progress."""
     while True:
@@ -165,7 +179,8 @@ def _watch(
         # A pipeline may be started again meanwhile, on purpose: do not wait for it.
         if all(row.state is not PipelineState.STOPPING for row in progress) or time.monotonic() >= deadline:
             return progress
-        on_wait()
+        for look in on_wait:
+            look(progress)
         time.sleep(POLL_SECONDS)
 
 
@@ -179,7 +194,7 @@ class _LeaderWatch:
         self._moved_at = time.monotonic()
         self.has_said = False
 
-    def look(self) -> None:
+    def look(self, _: Sequence[store.StopProgress]) -> None:
         """Look whether the leader has moved."""
         now = read_leadership(self._connection)
         if now != self._seen:
@@ -188,6 +203,28 @@ class _LeaderWatch:
         if not self.has_said and (now.holder is None or silent >= LEADER_SECONDS):
             self.has_said = True
             self._console.print(f"{NOBODY_LEADS} This command waits for it.")
+
+
+class _CodeWatch:
+    """Say once, while a stop waits, which pipelines the code lacks that the `forebay up` of this home runs."""
+
+    def __init__(self, settings: Settings, console: Console) -> None:
+        self._settings = settings
+        self._console = console
+        self.said: set[str] = set()
+
+    def look(self, progress: Sequence[store.StopProgress]) -> None:
+        """Look at the pipelines that need code, and are not declared."""
+        lacking = [row.pipeline for row in progress if row.pipeline not in self.said and _needs_code(row)]
+        declared = declared_here(self._settings) if lacking else None
+        for name in lacking:
+            if declared is not None and name not in declared["pipelines"]:
+                self.said.add(name)
+                self._console.print(
+                    f"{name} is not in the code that forebay up runs here: unless other code has it, no batch of it "
+                    f"runs, and this command waits in vain. {_WAY_OUT.format(name)}",
+                    markup=False,
+                )
 
 
 def _progress_printer(console: Console) -> Callable[[store.StopProgress], None]:

@@ -53,7 +53,7 @@ from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from orchestration.declarations.apply import Change, apply, difference, hints, refuse
+from orchestration.declarations.apply import Change, absent_pipelines, apply, difference, refuse, rename_hints
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
@@ -184,13 +184,15 @@ def apply_at_start(
 
     Raises StartRefusedError, and writes nothing, if it is refused, or if a person must decide first.
     """
-    for line in hints(connection, pipelines):
+    for line in rename_hints(connection, pipelines):
         tell(line)
     try:
         refuse(connection, pipelines)
         changes = difference(connection, pipelines)
         if unclear := undecided(connection, pipelines, changes, decided, command):
             raise StartRefusedError(unclear, changes)
+        for line in absent_pipelines(connection, pipelines):
+            tell(line)
         targets = ask_targets(connection, pipelines)
         for line in targets.unasked:
             tell(line)

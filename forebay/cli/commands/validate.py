@@ -18,15 +18,16 @@ from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
 from forebay.cli.checks.source_checks import check_declaration, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
-from forebay.cli.services.running_module import UNLESS_GIVEN, named_module
+from forebay.cli.services.running_module import UNLESS_GIVEN, named_module, waits_for_a_person
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import (
+    absent_pipelines,
     declared_streams,
     difference,
-    hints,
     refuse,
     refuse_to_share,
+    rename_hints,
     target_steps,
 )
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
@@ -245,8 +246,10 @@ def _compare(
     else:
         if unclear := undecided(connection, pipelines, changes, NOTHING_DECIDED, f"forebay apply {module}"):
             yield Finding("driver log", Health.FAILED, "`forebay apply` asks first, and writes nothing", unclear)
-    for hint in hints(connection, pipelines):
+    for hint in (*rename_hints(connection, pipelines), *absent_pipelines(connection, pipelines)):
         yield Finding("driver log", Health.WARNING, hint)
+    for found in waits_for_a_person(connection, module, pipelines, Settings()):
+        yield Finding("driver log", Health.WARNING, f"the running `forebay up` waits for `forebay apply`: {found}")
     for change in changes:
         yield Finding(f"{change.kind} {change.name}", Health.OK, _shown(change))
     if not changes:

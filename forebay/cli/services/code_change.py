@@ -18,7 +18,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.apply import apply, declared_streams, difference, refuse, rename_hints
+from orchestration.declarations.apply import (
+    apply,
+    declared_streams,
+    difference,
+    refuse,
+    rename_hints,
+    still_applied,
+)
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.modules import IMPORT_FAILS, PipelineModuleError, load_pipelines, said_in_a_line
@@ -129,7 +136,7 @@ def put_in_force(
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now = declared(pipelines)
-    decisions = needs_a_person(request.declared, now)
+    decisions = needs_a_person(still_applied(connection, request.declared), now)
     said = " ".join(rename_hints(connection, pipelines))
     if decisions and not request.agreed:
         return CodeAnswer(Outcome.WAITS, f"{'; '.join(decisions)}{f'. {said}' if said else ''}")

@@ -96,6 +96,7 @@ class CodeWatch:
     def runs(self, declared: Mapping[str, Any], environment: Mapping[str, str], withheld: Collection[str]) -> None:
         """Take what the version in force declares, and the environment that it is loaded in."""
         self._declared = declared
+        self.copies.declares(declared)
         self._environment = {**environment_without(withheld), **environment}
 
     def look(
@@ -232,6 +233,7 @@ class CodeWatch:
                 more = [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
                 otherwise = "; ".join([*changes[:MOST_CHANGES], *more])
                 self._declared = result.declared
+                self.copies.declares(result.declared)
                 self.copies.note("")
                 self._said, self._is_other = "", False
                 self._tell(

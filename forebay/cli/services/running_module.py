@@ -1,17 +1,24 @@
-"""Find the module of a command that names none: the settings', else that of the `forebay up` of this home.
+"""Say what the `forebay up` of this home runs: the module of a command that names none, and what it declares.
 
 Children of `forebay up` never use it: their module is given to them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.cli.services.supervisor_lock import lock_holder
+from orchestration.declarations.apply import still_applied
+from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import ModuleMissingError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import sqlalchemy as sa
+
+    from orchestration.declarations.pipeline import Pipeline
     from orchestration.declarations.settings import Settings
 
 #: Ends the help of an argument that `named_module` takes.
@@ -27,3 +34,21 @@ def named_module(given: str | None, settings: Settings) -> str:
         if not module:
             raise
         return module
+
+
+def runs_here(module: str, settings: Settings) -> bool:
+    """Return whether the `forebay up` of this home runs the module. Another host's takes its own files."""
+    return lock_holder(settings.home) is not None and CodeCopies(settings.home).module() == module
+
+
+def declared_here(settings: Settings) -> Mapping[str, Any] | None:
+    """Return what the code in force of the `forebay up` of this home declares; None without one."""
+    return CodeCopies(settings.home).declared() if lock_holder(settings.home) is not None else None
+
+
+def waits_for_a_person(
+    connection: sa.Connection, module: str, pipelines: Iterable[Pipeline], settings: Settings
+) -> list[str]:
+    """Return what the `forebay up` of this home leaves to a person in these declarations; none without one."""
+    before = declared_here(settings) if runs_here(module, settings) else None
+    return [] if before is None else needs_a_person(still_applied(connection, before), declared(pipelines))

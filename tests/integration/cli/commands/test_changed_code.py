@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
 from forebay.cli.commands.up import CODE_SERVER, Services, _agrees
+from forebay.cli.commands.validate import _compare
 from forebay.cli.main import app
 from forebay.cli.services import code_change, code_watch
 from forebay.cli.services.code_change import CodeAnswer, Outcome, Request, put_in_force
@@ -25,7 +26,8 @@ from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import TargetCheck
 from tests.support.polling import eventually
-from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.batches.pipeline_states import stop_pipelines
+from tracker_store.batches.pipelines import list_pipelines, remove_pipeline
 from tracker_store.connection.engine import connect
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.receivers.receivers import placements
@@ -106,6 +108,15 @@ def first_in_force(home: Path) -> CodeCopies:
 
 MORE = """@pipeline.output(inputs=[lines], sink=ConsoleSink())
 def more(lines):
+    return lines
+
+
+"""
+SECOND_PIPELINE = """others = Pipeline("others", interval="10s")
+
+
+@others.output(inputs=[lines], sink=ConsoleSink())
+def shown(lines):
     return lines
 
 
@@ -208,6 +219,25 @@ def test_a_new_pipeline_that_may_repeat_results_waits(
         assert (result.outcome, result.why) == (Outcome.WAITS, "May records come out again?")
         assert list_pipelines(connection) == []
     assert copies.in_force() == first
+
+
+def test_a_pipeline_that_a_person_has_removed_waits_for_nobody(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    edit(project, ("pipeline = ", SECOND_PIPELINE + "pipeline = "))
+    before = loaded()
+    copies = first_in_force(home)
+    request = Request(compatibility.declared(before), agreed=False)
+    edit(project, (SECOND_PIPELINE, ""))
+    after = loaded()
+    with connect(engine) as connection:
+        apply(connection, before)
+        waiting = put_in_force(connection, copies, after, request)
+        assert waiting.outcome is Outcome.WAITS
+        assert waiting.why.startswith("pipeline 'others' is gone; until it is removed too")
+        stop_pipelines(connection, name="others")
+        remove_pipeline(connection, "others")
+        assert put_in_force(connection, copies, after, request).outcome is Outcome.IN_FORCE
 
 
 def test_a_name_before_that_renames_nothing_is_said_of_the_code_that_has_it(
@@ -418,6 +448,40 @@ def test_apply_says_that_code_takes_effect_though_no_declaration_changed(
     assert "Nothing to apply" in CliRunner().invoke(app, ["apply", "shop"]).output, "nothing runs that would take it"
     for name in ("shop", "own"):
         sys.modules.pop(name, None)
+
+
+def test_apply_says_what_a_running_up_would_not_do_by_itself(
+    engine: sa.Engine,
+    database_url: str,
+    home: Path,
+    project: Path,
+    loaded: Callable[[], list[Pipeline]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    edit(project, ("pipeline = ", SECOND_PIPELINE + "pipeline = "))
+    before = loaded()
+    copies = first_in_force(home)
+    copies.of("shop")
+    copies.declares(compatibility.declared(before))
+    with connect(engine) as connection:
+        apply(connection, before)
+    edit(project, (SECOND_PIPELINE, ""))
+    after = loaded()
+    told = "pipeline 'others' is gone; until it is removed too"
+
+    def forebay(*arguments: str) -> str:
+        monkeypatch.delenv(CODE_VARIABLE, raising=False)
+        for name in ("shop", "own"):
+            sys.modules.pop(name, None)
+        return " ".join(CliRunner().invoke(app, arguments, env={"COLUMNS": "300"}).output.split())
+
+    assert told not in forebay("apply", "shop", "--dry-run"), "nothing runs that has it"
+    with take_lock(home):
+        assert told in forebay("apply", "shop", "--dry-run")
+        assert told in forebay("apply", "shop", "--json")
+        with connect(engine) as connection:
+            assert any(told in finding.found for finding in _compare(connection, "shop", after, []))
 
 
 @pytest.mark.parametrize("is_new", [True, False])

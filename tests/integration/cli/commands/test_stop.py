@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from forebay.cli.commands import stop as stop_module
 from forebay.cli.main import app
-from tests.support.driver_log.log import NOON, Log, make_log
+from forebay.cli.services.supervisor_lock import take_lock
+from orchestration.declarations.project_code import CodeCopies
+from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches.pipeline_states import advance_stops
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.receivers.leadership import read_leadership, take_leadership
@@ -79,6 +81,38 @@ def test_a_tracker_that_is_silent_is_told_while_the_stop_waits(log: Log, monkeyp
     ]
     # Before the command gives up.
     assert lines[1].startswith("No tracker leads")
+
+
+@pytest.mark.parametrize(
+    ("declared", "sequence", "is_said"),
+    [
+        pytest.param({}, 1, True, id="records wait, and no code has it"),
+        pytest.param({}, 0, False, id="nothing waits for code"),
+        pytest.param({"words": {}}, 1, False, id="the code has it"),
+    ],
+)
+def test_a_stop_that_waits_for_code_that_nobody_has_says_so_at_once(
+    log: Log, tmp_path: Path, declared: dict[str, object], sequence: int, is_said: bool
+) -> None:
+    lead(log)
+    if sequence:
+        log.add_at(log.receiver_ids[0], NOON)
+    copies = CodeCopies(tmp_path)
+    copies.of("shop")
+    copies.declares({"pipelines": declared, "streams": {}})
+    with take_lock(tmp_path):
+        words = said(forebay("stop", "--pipeline", "words", "--timeout", "300ms"))
+    assert ("words is not in the code that forebay up runs here" in words) is is_said
+    assert words.count("forebay pipelines remove words") == bool(sequence), "one way out, once"
+
+
+def test_a_batch_that_nothing_launches_is_told_when_a_stop_gives_up(log: Log) -> None:
+    lead(log)
+    log.add_at(log.receiver_ids[0], NOON)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    words = said(forebay("stop", "--pipeline", "words", "--timeout", "300ms"))
+    assert "ALLOCATED" in words
+    assert "No process runs a batch of it: does Dagster run, and does its module declare words?" in words
 
 
 def test_a_stopped_pipeline_is_reported_and_started_again(log: Log) -> None:

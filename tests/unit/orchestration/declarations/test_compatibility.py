@@ -29,6 +29,7 @@ def test_changes_are_told_in_a_few_words_each() -> None:
     assert declared_changes(after, declared([words("counts", port=2, interval="500ms", max_attempts=4)])) == [
         "words: output others is gone"
     ]
+    assert declared_changes(before, declared([])) == ["lines is gone", "words is gone"]
 
 
 def test_a_stream_that_is_renamed_is_not_told_as_new() -> None:
@@ -36,4 +37,8 @@ def test_a_stream_that_is_renamed_is_not_told_as_new() -> None:
     pipeline = Pipeline("words", interval="10s")
     rows = Stream("rows", SocketText(host="h", port=1), renamed_from="lines")
     pipeline.output(inputs=[rows], sink=ConsoleSink(), name="counts")(lambda frame: frame)
-    assert declared_changes(before, declared([pipeline]))[0] == "lines is renamed to rows"
+    assert declared_changes(before, declared([pipeline])) == [
+        "lines is renamed to rows",
+        "words: outputs.counts.inputs",
+        "words: streams",
+    ]
