@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.02
 _MESSAGES_AT_ONCE = 25
 _LINGER_MILLISECONDS = 20_000
+# Longer than a test. Not -1: with it, libzmq 4.3.5 may never end its context, once a peer has closed its connection in
+# the middle of a large message.
+_NEVER_MILLISECONDS = 600_000
 _WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 
 _LISTENING = sa.text(
@@ -51,7 +54,7 @@ class _Connection:
     @classmethod
     def open(cls, context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, event: int) -> _Connection:
         socket = context.socket(kind)
-        socket.reconnect_ivl = -1
+        socket.reconnect_ivl = _NEVER_MILLISECONDS
         if kind == zmq.XPUB:
             # It waits where a PUB drops.
             socket.xpub_nodrop = True
