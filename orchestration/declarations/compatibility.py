@@ -39,17 +39,11 @@ def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
 
 def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return one line for each change between two results of `declared` that waits for `forebay apply`."""
-    found = [*_gone("pipeline", before["pipelines"], after["pipelines"])]
-    renamed = {
-        one["was"]: name + (f", and its senders must use {path}" if (path := one["path"]) else "")
-        for name, one in after["renamed"].items()
-        if name not in before["streams"]
-    }
-    found += _gone("stream", before["streams"], after["streams"], renamed)
+    found = [*_pipelines_gone(before["pipelines"], after["pipelines"]), *_streams_gone(before["streams"], after)]
     for name, pipeline in after["pipelines"].items():
         if name in before["pipelines"]:
             outputs = before["pipelines"][name]["outputs"]
-            found += _gone(f"output of {name}", outputs, pipeline["outputs"])
+            found += _outputs_gone(name, outputs, pipeline["outputs"])
             found += _moved(name, outputs, pipeline["outputs"])
     for name, stream in after["streams"].items():
         if name in before["streams"]:
@@ -88,36 +82,47 @@ def _said(key: str, old: object, new: object) -> str:
     return f"{key} {old} → {new}" if len(f"{old}{new}") <= _SHORT and not isinstance(new, list) else key
 
 
-def _gone(
-    kind: str, before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    new = ", ".join(sorted(after.keys() - before.keys()))
+def _pipelines_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    new = _names(after, before)
     for name in sorted(before.keys() - after.keys()):
-        if renamed and name in renamed:
-            yield f"{kind} {name!r} is renamed to {renamed[name]}"
-            continue
-        how = ""
-        if kind == "stream":
-            how = f"; if it is renamed: Stream(…, renamed_from={name!r}), and the URL of HTTP senders changes with it"
-        elif kind == "pipeline":
-            how = (
-                f"; under a new name it is a new pipeline, which begins with all records that are kept. To replace "
-                f"{name} by it: `forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply with "
-                'start="latest" (it reads nothing that is stored then): else, records that came out come out again'
+        removal = f"`forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply"
+        if new:
+            yield (
+                f"pipeline {name!r} is gone (renamed? new is {new}; under a new name it is a new pipeline, which "
+                f"begins with all records that are kept. To replace {name} by it: {removal} with "
+                'start="latest" (it reads nothing that is stored then): else, records that came out come out again)'
             )
-        is_unread = kind == "stream" and not new
-        yield f"{kind} {name!r} is {'read by no output any more' if is_unread else 'gone'}" + (
-            f" (renamed? new is {new}{how})" if new else _ends(kind, name)
-        )
+        else:
+            yield (
+                f"pipeline {name!r} is gone; until it is removed too, its records wait, and its receivers go on: "
+                f"{removal}"
+            )
 
 
-def _ends(kind: str, name: str) -> str:
-    if kind != "pipeline":
-        return ""
-    return (
-        "; until it is removed too, its records wait, and its receivers go on: `forebay stop --pipeline "
-        f"{name}`, `forebay pipelines remove {name}`, and apply"
-    )
+def _streams_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    streams, new = after["streams"], _names(after["streams"], before)
+    renamed = {one["was"]: (name, one["path"]) for name, one in after["renamed"].items() if name not in before}
+    for name in sorted(before.keys() - streams.keys()):
+        if name in renamed:
+            to, path = renamed[name]
+            yield f"stream {name!r} is renamed to {to}{f', and its senders must use {path}' if path else ''}"
+        elif new:
+            yield (
+                f"stream {name!r} is gone (renamed? new is {new}; if it is renamed: Stream(…, renamed_from={name!r}), "
+                "and the URL of HTTP senders changes with it)"
+            )
+        else:
+            yield f"stream {name!r} is read by no output any more"
+
+
+def _outputs_gone(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    new = _names(after, before)
+    for name in sorted(before.keys() - after.keys()):
+        yield f"output of {pipeline} {name!r} is gone{f' (renamed? new is {new})' if new else ''}"
+
+
+def _names(those: Mapping[str, Any], but: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(those.keys() - but.keys()))
 
 
 def _moved(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
