@@ -41,6 +41,12 @@ class Decided:
 NOTHING_DECIDED = Decided()
 
 
+def mistyped_stops(changes: Sequence[Change], decided: Decided) -> list[str]:
+    """Return what each `--stop` may mean that is like a stream which stops, and is none; say it also of a refusal."""
+    stopped = [change.name for change in changes if change.action == "stop"]
+    return [f"--stop {name}: {meant}" for name in decided.stop if (meant := _meant(name, stopped))]
+
+
 def undecided(
     connection: sa.Connection, pipelines: Sequence[Pipeline], changes: Sequence[Change], decided: Decided, command: str
 ) -> str | None:
@@ -57,8 +63,7 @@ def undecided(
         return None
     options = [f"--stop {name}" for name in stopped] + [f"--again {name}" for name in repeats]
     answered = f"`{command} {' '.join(options)}`"
-    said = [f"--stop {name}: {meant}" for name in decided.stop if (meant := _meant(name, stopped))]
-    said += [f"--again {name}: {meant}" for name in decided.again if (meant := _meant(name, repeats))]
+    said = [f"--again {name}: {meant}" for name in decided.again if (meant := _meant(name, repeats))]
     if stops:
         said.append(
             f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "

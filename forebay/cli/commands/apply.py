@@ -25,7 +25,7 @@ from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
-from orchestration.declarations.questions import Decided, undecided
+from orchestration.declarations.questions import Decided, mistyped_stops, undecided
 from orchestration.declarations.settings import Settings
 from tracker_store.connection.errors import sentence
 
@@ -141,12 +141,12 @@ def apply(
     with driver_log(console, application_name="forebay apply") as connection:
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
-        for line in rename_hints(connection, pipelines):
+        decided = Decided(stop or (), again or ())
+        for line in (*rename_hints(connection, pipelines), *mistyped_stops(changes, decided)):
             console.print(line, markup=False, soft_wrap=True)
         refuse(connection, pipelines)
         effects = waits_for_a_person(connection, name, pipelines, settings) + absent_pipelines(connection, pipelines)
         targets = ask_targets(connection, pipelines)
-        decided = Decided(stop or (), again or ())
         unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(
             targets.refused
         )

@@ -59,7 +59,7 @@ from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.project_file import project_definitions
-from orchestration.declarations.questions import NOTHING_DECIDED, Decided, undecided
+from orchestration.declarations.questions import NOTHING_DECIDED, Decided, mistyped_stops, undecided
 from orchestration.declarations.settings import NO_TOKEN, Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token, listen_address
 from orchestration.tracker.http.status_address import asked_for, forget_served, is_served, status_page
@@ -184,11 +184,11 @@ def apply_at_start(
 
     Raises StartRefusedError, and writes nothing, if it is refused, or if a person must decide first.
     """
-    for line in rename_hints(connection, pipelines):
+    changes = difference(connection, pipelines)
+    for line in (*rename_hints(connection, pipelines), *mistyped_stops(changes, decided)):
         tell(line)
     try:
         refuse(connection, pipelines)
-        changes = difference(connection, pipelines)
         if unclear := undecided(connection, pipelines, changes, decided, command):
             raise StartRefusedError(unclear, changes)
         for line in absent_pipelines(connection, pipelines):
@@ -203,7 +203,7 @@ def apply_at_start(
     except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
         said = sentence(str(error))
         before = " To run these commands, start with the code as it was before." if "`forebay " in said else ""
-        raise StartRefusedError(f"{said}{before}", difference(connection, pipelines)) from error
+        raise StartRefusedError(f"{said}{before}", changes) from error
 
 
 class Services:
