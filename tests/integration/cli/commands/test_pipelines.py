@@ -272,7 +272,7 @@ def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on
     assert clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=now(log), max_rows=1000).blocks == 0
     stopped = forebay("stop", "--pipeline", "words", "--timeout", "1s")
     assert stopped.exit_code == 1
-    assert "If it is not wanted any more: forebay pipelines remove words" in said(stopped)
+    assert "if what waits is not wanted any more: forebay pipelines remove words" in said(stopped)
     removed = forebay("pipelines", "remove", "words", "--yes")
     assert removed.exit_code == 0, removed.output
     assert "words is removed; 20 records had waited for it, 0 batch(es) were not complete" in said(removed)
