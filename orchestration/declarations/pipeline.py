@@ -47,6 +47,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _PACKAGES = ("forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store")
 _ROOT = Path(__file__).parents[2]
+# Which call Forebay by themselves: no line of theirs is that of a declaration.
+_CALLERS = frozenset({"click", "dagster", "typer"})
 
 
 class DeclarationError(ValueError):
@@ -59,8 +61,8 @@ class DeclarationError(ValueError):
 
 
 def _line_of_the_user(frame: FrameType | None) -> str | None:
-    """Return FILE:LINE of the innermost frame that is not Forebay's own; None if all are."""
-    while frame is not None:
+    """Return FILE:LINE of the innermost frame that is not Forebay's own; None if that is its caller's, or all are."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] not in _CALLERS:
         path = Path(frame.f_code.co_filename)
         ours = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
         if not ours and path.name and not path.name.startswith("<"):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.project_file import project_definitions
-from tracker_store.host.code_in_force import LINK, CodeCopy, loaded_copy
+from tracker_store.host.code_in_force import LINK, CodeCopy, CodeState, loaded_copy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -342,9 +342,9 @@ class CodeCopies:
         """Return what `of` keeps; empty if there is none."""
         return self._read(_MODULE)
 
-    def declares(self, declared: Mapping[str, Any]) -> None:
-        """Keep what the version in force declares, as ``compatibility.declared`` returns it."""
-        (self._folder / _DECLARED).write_text(json.dumps(declared), encoding="utf-8")
+    def declares(self, declared: Mapping[str, Any] | None) -> None:
+        """Keep what the version in force declares, as ``compatibility.declared`` returns it; None: none is in force."""
+        self._write(_DECLARED, "" if declared is None else json.dumps(declared))
 
     def declared(self) -> dict[str, Any] | None:
         """Return what `declares` keeps; None if there is nothing."""
@@ -356,15 +356,23 @@ class CodeCopies:
 
     def note(self, notice: str) -> None:
         """Keep what people should know of the code that is not in force; empty: nothing."""
-        file = self._folder / _NOTICE
-        if notice:
-            file.write_text(notice, encoding="utf-8")
-        else:
-            file.unlink(missing_ok=True)
+        self._write(_NOTICE, notice)
 
     def notice(self) -> str:
         """Return what `note` keeps; empty if there is none."""
         return self._read(_NOTICE)
+
+    def state(self) -> CodeState:
+        """Return what `note` keeps, and the pipelines of what `declares` keeps."""
+        declared = self.declared()
+        return CodeState(self.notice(), None if declared is None else [*declared["pipelines"]])
+
+    def _write(self, name: str, text: str) -> None:
+        file = self._folder / name
+        if text:
+            file.write_text(text, encoding="utf-8")
+        else:
+            file.unlink(missing_ok=True)
 
     def _read(self, name: str) -> str:
         try:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from tracker_store.host.code_in_force import CodeState
     from tracker_store.reports.flow import StreamBatch
     from tracker_store.reports.status import PipelineStatus
     from tracker_store.reports.status_page import PageBatch
@@ -46,7 +47,7 @@ class Overview:
     stream_sparks: Mapping[str, Spark | None]
 
 
-def read_overview(connection: sa.Connection, *, code: str, offset: int) -> Overview:
+def read_overview(connection: sa.Connection, *, code: CodeState, offset: int) -> Overview:
     """Read it, with the pipelines from `offset` on: one more than a page shows tells that there is a next page."""
     found = status_of(connection, code=code)
     receivers, lag, everything = found.receivers or [], found.lag or [], found.pipelines or []

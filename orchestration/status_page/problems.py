@@ -18,7 +18,7 @@ from tracker_store.receivers.receivers import DEGRADED, is_degraded, is_not_stor
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
     from tracker_store.batches.run_queue import WaitingRuns
@@ -71,8 +71,8 @@ def problems(found: SystemStatus) -> list[Problem]:
         listed += _of_leader(found.leader)
     if found.agents is not None:
         listed += _of_agents(found.agents, found.receivers or [])
-    if found.code:
-        listed.append(Problem(found.code))
+    if found.code.notice:
+        listed.append(Problem(found.code.notice))
     pipelines = found.pipelines or []
     for of_one in (_halted, _quarantined, _blocked, _failed):
         listed += [problem for row in pipelines for problem in of_one(row)]
@@ -82,7 +82,7 @@ def problems(found: SystemStatus) -> list[Problem]:
     listed += _unread(found.unread or [])
     listed += _behind_source(found.receivers or [])
     listed += _waiting_for_a_driver(found.waiting_runs or [])
-    late = [problem for row in pipelines for problem in _late(row)]
+    late = [problem for row in pipelines for problem in _late(row, found.code.pipelines)]
     return listed + late
 
 
@@ -281,8 +281,10 @@ def _waiting_for_a_driver(found: Sequence[WaitingRuns]) -> Iterator[Problem]:
             )
 
 
-def _undecided(row: PipelineStatus) -> str:
+def _undecided(row: PipelineStatus, in_code: Collection[str] | None) -> str:
     """Return why nothing moves, if no batch was decided or completed since its oldest batch time came."""
+    if in_code is not None and row.pipeline not in in_code:
+        return "it is not in the code that forebay up runs here: unless other code has it, no batch of it runs"
     moves = row.last_completed_at is not None and row.last_completed_at > row.last_batch_time + row.batch_interval
     if moves or row.unfinished_batches:
         return ""
@@ -292,7 +294,7 @@ def _undecided(row: PipelineStatus) -> str:
     )
 
 
-def _late(row: PipelineStatus) -> Iterator[Problem]:
+def _late(row: PipelineStatus, in_code: Collection[str] | None) -> Iterator[Problem]:
     if row.halted_by is not None:
         return
     behind = row.intervals_behind
@@ -300,7 +302,7 @@ def _late(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f"{row.pipeline} is {behind:,} intervals ({row.due_for.total_seconds():,.0f} s) behind its schedule",
             f"forebay batches list --pipeline {row.pipeline}",
-            why=_undecided(row),
+            why=_undecided(row, in_code),
         )
     if row.is_stale:
         yield Problem(stale_line(row), about=f"stale {row.pipeline}")

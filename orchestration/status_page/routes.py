@@ -30,6 +30,7 @@ from orchestration.status_page.requests import (
 )
 from orchestration.status_page.shown import milliseconds
 from tracker_store.batches.pipelines import unknown_pipeline, unknown_stream
+from tracker_store.host.code_in_force import CodeState
 from tracker_store.reports import status_page as store
 from tracker_store.reports.listener_events import EventKind
 from tracker_store.schema.states import ReceiverState
@@ -69,7 +70,7 @@ class StatusPages:
         connect: opens a connection to the driver log; its errors are the server's to answer.
         tracker: the tracker's name.
         dagster_url: the address of Dagster's webserver for people, if there is one.
-        code: returns what people should know of changed code that is not in force.
+        code: returns what is known of the code of this installation.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class StatusPages:
         *,
         tracker: str,
         dagster_url: str | None,
-        code: Callable[[], str] = str,
+        code: Callable[[], CodeState] = CodeState,
     ) -> None:
         self._code = code
         self._connect = connect

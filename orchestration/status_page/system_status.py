@@ -21,6 +21,7 @@ from tracker_store.batches.scaling import scaling_decisions
 from tracker_store.batches.streams import unread_streams
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.log_address import check_there_is_a_log
+from tracker_store.host.code_in_force import NO_CODE, CodeState
 from tracker_store.receivers.leadership import read_leadership
 from tracker_store.receivers.processes import live_processes
 from tracker_store.reports import status as store
@@ -96,8 +97,7 @@ class SystemStatus:
     unread: list[UnreadStream] | None = None
     waiting_runs: list[WaitingRuns] | None = None
     unreachable: Sequence[Unreachable] = ()
-    # What `forebay up` of this installation says of changed code that is not in force; empty: nothing.
-    code: str = ""
+    code: CodeState = NO_CODE
 
 
 def system_status(
@@ -107,7 +107,7 @@ def system_status(
     batches: int,
     host: str,
     roots: Sequence[str],
-    code: Callable[[], str] = str,
+    code: Callable[[], CodeState] = CodeState,
     watch: float = WATCH_SECONDS,
 ) -> SystemStatus:
     """Read all parts in parallel; return within `seconds`.
@@ -118,7 +118,7 @@ def system_status(
         batches: how many of the newest batches to read.
         host: this host's name, as its agent gives it.
         roots: the roots of the block store on this host.
-        code: returns what is said of changed code; it reads a file, which may hang.
+        code: returns what is known of the code of this installation; it reads files, which may hang.
         watch: how many seconds to watch a counter that does not move, at most.
     """
     looks = BoundedScans(seconds)
@@ -166,11 +166,11 @@ def system_status(
         unread=answer(unread),
         waiting_runs=answer(waiting),
         unreachable=unreachable,
-        code=answer(changed) or "",
+        code=answer(changed) or NO_CODE,
     )
 
 
-def status_of(connection: sa.Connection, *, code: str = "") -> SystemStatus:
+def status_of(connection: sa.Connection, *, code: CodeState = NO_CODE) -> SystemStatus:
     """Return all parts in which problems are looked for but leader and agents, which take watching."""
     lag = store.stream_lag(connection)
     return SystemStatus(

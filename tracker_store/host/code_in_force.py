@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -22,11 +23,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 CODE_VARIABLE = "FOREBAY_CODE"
 #: Name of the link to the copy in force, in the folder of the copies.
 LINK = "in-force"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeState:
+    """Say what people should know of changed code that is not in force, and which pipelines the code in force has.
+
+    pipelines: None: not known, as where no `forebay up` runs.
+    """
+
+    notice: str = ""
+    pipelines: Collection[str] | None = None
+
+
+NO_CODE = CodeState()
 
 
 class CodeCopy(MetaPathFinder):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from orchestration.status_page.problems import Problem, problems
 from orchestration.status_page.system_status import status_of
+from tracker_store.host.code_in_force import CodeState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     import sqlalchemy as sa
 
@@ -62,11 +63,14 @@ class ProblemWatch:
         # When something was told of a key, for as long as it counts.
         self._told: dict[str, float] = {}
 
-    def look(self, connection: sa.Connection) -> None:
-        """Tell of changes, if a look is due. Raises what the driver log raises."""
+    def look(self, connection: sa.Connection, pipelines: Collection[str]) -> None:
+        """Tell of changes, if a look is due. Raises what the driver log raises.
+
+        pipelines: those of the code in force; what is not in force is told by others.
+        """
         if self._clock() < self._next:
             return
-        self.compare(problems(status_of(connection)))
+        self.compare(problems(status_of(connection, code=CodeState(pipelines=pipelines))))
         self._next = self._clock() + LOOK_SECONDS
 
     def compare(self, found: list[Problem]) -> None:

@@ -226,7 +226,7 @@ def tracker() -> None:
                     content=PageContent(
                         settings.metrics_max_receivers,
                         None if settings.dagster_url is None else settings.dagster_url.name,
-                        CodeCopies(settings.home).notice,
+                        CodeCopies(settings.home).state,
                         None
                         if settings.dagster_url is None
                         else ReplayDagster(

@@ -178,7 +178,7 @@ def status(
         batches=batches,
         host=socket.gethostname(),
         roots=split_roots(settings.block_store_roots),
-        code=CodeCopies(settings.home).notice,
+        code=CodeCopies(settings.home).state,
     )
     found = replace(found, unreachable=[_without_secrets(one, settings) for one in found.unreachable])
     if as_json:

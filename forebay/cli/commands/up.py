@@ -292,7 +292,7 @@ class Services:
                         if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
                             return None
                         self._look_at_the_code(connection)
-                        self._problems.look(connection)
+                        self._problems.look(connection, [pipeline.name for pipeline in self._pipelines])
                         self._processes.look(connection)
                 except SURVIVED as error:
                     outage.failed(error)

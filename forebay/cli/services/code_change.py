@@ -34,12 +34,13 @@ from orchestration.declarations.project_code import CodeCopies, same_code
 from orchestration.declarations.questions import NOTHING_DECIDED, undecided
 from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipeline_states import start_pipelines
+from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.connection.engine import connect_once
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 from tracker_store.connection.outage import SURVIVED
 from tracker_store.host.code_in_force import CodeCopy, load_code_in_force
 from tracker_store.receivers.receivers import placements, restart_receivers
-from tracker_store.schema.states import DesiredState
+from tracker_store.schema.states import DesiredState, PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,6 +151,8 @@ def put_in_force(
         sys.stderr.write(f"{line}\n")
     if targets.refused:
         return CodeAnswer(Outcome.WAITS, " ".join(targets.refused))
+    # One that is put back so that its stop can end is not to run on.
+    stopping = {row.name for row in list_pipelines(connection) if row.state is PipelineState.STOPPING}
     before = copies.in_force()
     copies.put_in_force(copy.file)
     try:
@@ -158,7 +161,7 @@ def put_in_force(
         if before is not None:
             copies.put_in_force(before)
         raise
-    new = now["pipelines"].keys() - request.declared["pipelines"].keys()
+    new = now["pipelines"].keys() - request.declared["pipelines"].keys() - stopping
     start_pipelines(connection, names=sorted(new), lift_halts=False)
     # A check before this one may have moved the link, and have ended then.
     loaded = before if request.runs is None else Path(request.runs)

@@ -77,6 +77,8 @@ class CodeWatch:
         self._read = self._checked = ""
         self._rung = False
         self._applied = self.copies.applied()
+        # The version that a person has applied, until it is in force: a later change back to it is another decision.
+        self._agreed = ""
         self._said = ""
         # Whether the driver log has other declarations than the version in force, which the files have.
         self._is_other = False
@@ -126,9 +128,7 @@ class CodeWatch:
             return None
 
     def _look(self, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> CodeAnswer | None:
-        applied = self.copies.applied()
-        self._rung = self._rung or applied != self._applied
-        self._applied = applied
+        self._look_for_an_apply()
         if self._check is not None:
             return self._answered(self._check)
         code = self._reader.read()
@@ -142,6 +142,7 @@ class CodeWatch:
                 # Applied from somewhere else: no change of these files would follow.
                 self._is_other = not agrees(self._declared)
             self._rung = False
+            self._used(code.version)
             self._checked = code.version
             if self._said and not self._is_other:
                 self._tell(f"That is over: code {code.version} runs, as the files have it.")
@@ -165,13 +166,14 @@ class CodeWatch:
     def close(self) -> None:
         """End a check that is under way, and what is said: the next `forebay up` takes the files as they are."""
         self.copies.note("")
+        self.copies.declares(None)
         if self._check is not None:
             self._end(self._check)
 
     def _begin(self, code: ProjectCode) -> None:
         request = Request(
             self._declared,
-            agreed=self._applied is not None and self._applied[0] == code.version,
+            agreed=self._agreed == code.version,
             runs=None if self._in_force is None else str(self.copies.file_of(self._in_force.version)),
         )
         answer = tempfile.TemporaryFile()  # noqa: SIM115  closed with the check
@@ -228,6 +230,7 @@ class CodeWatch:
         match result.outcome:
             case Outcome.IN_FORCE:
                 self._in_force = code
+                self._used(code.version)
                 self._changed_at = time.monotonic()
                 changes = declared_changes(self._declared, result.declared)
                 more = [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
@@ -255,6 +258,16 @@ class CodeWatch:
                 self._rung = not self._watches
                 self._say(f"{changed} changed and is looked at again: {result.why}. Until then, {runs_on}")
         return None
+
+    def _look_for_an_apply(self) -> None:
+        applied = self.copies.applied()
+        if applied is not None and applied != self._applied:
+            self._rung, self._agreed = True, applied[0]
+        self._applied = applied
+
+    def _used(self, version: str) -> None:
+        if self._agreed == version:
+            self._agreed = ""
 
     def _say(self, line: str) -> None:
         """Say a line once, and keep it for `forebay status`; an empty one ends what was said."""

@@ -35,6 +35,7 @@ from receiver_runtime.sources.fields.request_peer import asks_for_loopback
 from receiver_runtime.sources.fields.request_target import unreadable_target
 from tracker_store.connection.engine import connect
 from tracker_store.connection.outage import SURVIVED, Outage
+from tracker_store.host.code_in_force import CodeState
 from tracker_store.receivers.leadership import read_leadership
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ class PageContent:
     metrics_max_receivers: int = MAX_RECEIVERS
     #: Dagster's webserver, to which the status page has links.
     dagster_url: str | None = None
-    #: Returns what people should know of changed code that is not in force; empty: nothing.
-    code: Callable[[], str] = str
+    code: Callable[[], CodeState] = CodeState
     #: Executes the replays that are requested here; None: they are refused.
     replay_dagster: ReplayDagster | None = None
 

@@ -34,6 +34,7 @@ from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.readers import attach_reader, move_reader
 from tracker_store.blocks.replica_events import replica_back, replica_damaged, replica_lost
 from tracker_store.connection.engine import create_engine
+from tracker_store.host.code_in_force import CodeState
 from tracker_store.receivers.processes import deregister_process, heartbeat, register_process
 from tracker_store.receivers.receivers import NOT_STORING, report_event
 from tracker_store.reports.status import receiver_status
@@ -79,7 +80,7 @@ def serving(
         address,
         address_file=home / "run" / "tracker.url",
         clock=Ticking(),
-        content=PageContent(dagster_url=dagster_url, code=lambda: code),
+        content=PageContent(dagster_url=dagster_url, code=lambda: CodeState(code)),
     )
     with served(server) as url:
         yield url

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
@@ -27,16 +28,17 @@ from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import TargetCheck
 from tests.support.polling import eventually
 from tracker_store.batches.pipeline_states import stop_pipelines
-from tracker_store.batches.pipelines import list_pipelines, remove_pipeline
+from tracker_store.batches.pipelines import get_pipeline, list_pipelines, remove_pipeline
 from tracker_store.connection.engine import connect
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.receivers.receivers import placements
+from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    import sqlalchemy as sa
+    from orchestration.declarations.project_code import ProjectCode
 
 MODULE = """\
 import own
@@ -240,6 +242,24 @@ def test_a_pipeline_that_a_person_has_removed_waits_for_nobody(
         assert put_in_force(connection, copies, after, request).outcome is Outcome.IN_FORCE
 
 
+@pytest.mark.parametrize("state", [PipelineState.STOPPING, PipelineState.STOPPED])
+def test_a_pipeline_that_is_put_back_runs_unless_a_stop_of_it_goes_on(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], state: PipelineState
+) -> None:
+    without = loaded()
+    copies = first_in_force(home)
+    request = Request(compatibility.declared(without), agreed=False)
+    edit(project, ("pipeline = ", SECOND_PIPELINE + "pipeline = "))
+    both = loaded()
+    with connect(engine) as connection:
+        apply(connection, both)
+        stop_pipelines(connection, name="others")
+        connection.execute(sa.text("UPDATE forebay.pipelines SET state = :s WHERE name = 'others'"), {"s": state})
+        assert put_in_force(connection, copies, both, request).outcome is Outcome.IN_FORCE
+        is_ended = state is PipelineState.STOPPING
+        assert get_pipeline(connection, "others").state is (state if is_ended else PipelineState.RUNNING)
+
+
 def test_a_name_before_that_renames_nothing_is_said_of_the_code_that_has_it(
     engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
 ) -> None:
@@ -400,6 +420,40 @@ def test_a_full_disk_is_told_and_tried_again(home: Path, project: Path, monkeypa
     assert "No space left on device" in said[0]
     watch.look()
     assert watch.checked
+
+
+class Agreements(CodeWatch):
+    """A watch that puts each version in force at once, and notes to which a person has agreed."""
+
+    agreed: list[bool]
+
+    def _begin(self, code: ProjectCode) -> None:
+        self.agreed.append(self._agreed == code.version)
+        self._concluded(code, CodeAnswer(Outcome.IN_FORCE, declared=self._declared))
+
+
+def test_a_person_agrees_to_a_change_and_not_to_a_later_one_back_to_it(home: Path, project: Path) -> None:
+    watch = Agreements("shop", home, tell=lambda _: None)
+    watch.agreed = []
+    watch.first()
+    watch.runs(compatibility.declared([]), {}, ())
+
+    def save(before: str, after: str, *, applies: bool = False) -> None:
+        edit(project, (before, after))
+        if applies:
+            watch.copies.apply(ProjectReader("shop").read().version)
+        for _ in range(3):
+            watch.look()
+
+    save("10s", "11s", applies=True)
+    save("11s", "12s")
+    save("12s", "11s")
+    assert watch.agreed == [True, False, False]
+    watch.copies.apply(ProjectReader("shop").read().version)
+    watch.look()
+    save("11s", "12s")
+    save("12s", "11s")
+    assert watch.agreed[3:] == [False, False], "it was in force when it was applied"
 
 
 class Checks(CodeWatch):

@@ -12,6 +12,7 @@ from orchestration.status_page.problems import problems
 from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
 from tracker_store.batches.run_queue import WaitingRuns
 from tracker_store.batches.streams import UnreadStream
+from tracker_store.host.code_in_force import CodeState
 from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
@@ -54,7 +55,7 @@ def test_without_processes() -> None:
 
 def test_changed_code_that_is_not_in_force_is_told_as_forebay_up_does() -> None:
     said = "shop.py changed and waits for `forebay apply`: stream 'lines' is gone. Until then, code abc runs on."
-    assert lines(replace(system(receiver(1)), code=said)) == [said]
+    assert lines(replace(system(receiver(1)), code=CodeState(said))) == [said]
 
 
 def test_failed_receivers_are_one_line_for_each_stream_however_many() -> None:
@@ -157,6 +158,11 @@ def test_a_late_pipeline_that_no_code_may_have_is_asked_about(
         unfinished_batches=unfinished,
         last_completed_at=completed_at,
     )
+    without_it, with_it = (replace(system(pipeline=late), code=CodeState("", names)) for names in ([], ["words"]))
+    assert (
+        "(it is not in the code that forebay up runs here: unless other code has it, no batch" in lines(without_it)[0]
+    )
+    assert lines(with_it) == lines(system(pipeline=late))
     [line] = lines(system(pipeline=late))
     assert ("no batch was decided since 2026-01-01T12:00:00Z: is it in the code that runs" in line) is asked
 
