@@ -23,7 +23,7 @@ from tracker_store.schema.declarations import PipelineDeclaration
 from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import sqlalchemy as sa
 
@@ -298,26 +298,27 @@ def rename_hints(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> li
     return idle_renames(declared_streams(pipelines), {row.name for row in store.list_streams(connection)})
 
 
-def absent_pipelines(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> list[str]:
-    """Return a sentence on running pipelines that are not declared here, and that no other module's code decides."""
-    declared = {pipeline.name for pipeline in pipelines}
+def absent_pipelines(
+    connection: sa.Connection, pipelines: Sequence[Pipeline], running: Collection[str] = ()
+) -> list[str]:
+    """Return a sentence on each RUNNING pipeline that is not declared here, and that no other code decides.
+
+    running: the pipelines of the code that runs here.
+    """
+    declared = {pipeline.name for pipeline in pipelines}.union(running)
     # Another module's is decided all the time.
     since = datetime.now(UTC) - _IDLE
-    absent = [
-        row.name
+    return [
+        (
+            f"The driver log also has {row.name}, which this module does not declare. No batch is made of it, while "
+            "receivers of its streams go on. If it is to go, with the records that wait for it: "
+            f"`forebay stop --pipeline {row.name} --timeout 0s`, then `forebay pipelines remove {row.name}`."
+        )
         for row in store.list_pipelines(connection)
         if row.name not in declared
         and row.state is PipelineState.RUNNING
         and row.last_batch_time < since - _IDLE_INTERVALS * row.interval
     ]
-    if not absent:
-        return []
-    said = (
-        f"The driver log also has {', '.join(absent)}, which this module does not declare. No batch is made of "
-        "it, while receivers of its streams go on. If it is to go, with the records that wait for it: "
-        f"`forebay stop --pipeline {absent[0]} --timeout 0s`, then `forebay pipelines remove {absent[0]}`."
-    )
-    return [said]
 
 
 def still_applied(connection: sa.Connection, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,9 +42,14 @@ NOTHING_DECIDED = Decided()
 
 
 def mistyped_stops(changes: Sequence[Change], decided: Decided) -> list[str]:
-    """Return what each `--stop` may mean that is like a stream which stops, and is none; say it also of a refusal."""
+    """Return a sentence on each `--stop` of a stream that does not stop with these changes; say it of a refusal too."""
     stopped = [change.name for change in changes if change.action == "stop"]
-    return [f"--stop {name}: {meant}" for name in decided.stop if (meant := _meant(name, stopped))]
+    said = []
+    for name in decided.stop:
+        if name not in stopped:
+            meant = did_you_mean(name, stopped)
+            said.append(f"--stop {name}: no stream of that name stops with this{f'; {meant}' if meant else '.'}")
+    return said
 
 
 def undecided(
@@ -63,7 +68,11 @@ def undecided(
         return None
     options = [f"--stop {name}" for name in stopped] + [f"--again {name}" for name in repeats]
     answered = f"`{command} {' '.join(options)}`"
-    said = [f"--again {name}: {meant}" for name in decided.again if (meant := _meant(name, repeats))]
+    said = [
+        f"--again {name}: {meant}"
+        for name in decided.again
+        if name not in repeats and (meant := did_you_mean(name, repeats))
+    ]
     if stops:
         said.append(
             f"Is {' or '.join(added)} the stream {' or '.join(stops)} by another name? Then write Stream(…, "
@@ -76,10 +85,6 @@ def undecided(
         for name in repeated
     ]
     return " ".join(said)
-
-
-def _meant(name: str, names: Collection[str]) -> str:
-    return "" if name in names else did_you_mean(name, names)
 
 
 def _repeats(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> Iterator[tuple[str, str]]:

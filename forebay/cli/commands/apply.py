@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.instance.database import driver_log
-from forebay.cli.services.running_module import UNLESS_GIVEN, named_module, runs_here, waits_for_a_person
+from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, named_module, runs_here
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.apply import (
     SENDERS_PATH,
     Change,
-    absent_pipelines,
     difference,
     refuse,
     rename_hints,
@@ -145,7 +144,7 @@ def apply(
         for line in (*rename_hints(connection, pipelines), *mistyped_stops(changes, decided)):
             console.print(line, markup=False, soft_wrap=True)
         refuse(connection, pipelines)
-        effects = waits_for_a_person(connection, name, pipelines, settings) + absent_pipelines(connection, pipelines)
+        effects = left_to_a_person(connection, name, pipelines, settings)
         targets = ask_targets(connection, pipelines)
         unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(
             targets.refused

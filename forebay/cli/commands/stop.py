@@ -25,7 +25,7 @@ from tracker_store.receivers.leadership import read_leadership
 from tracker_store.schema.states import BatchState, PipelineState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -72,6 +72,17 @@ def what_is_open(progress: store.StopProgress) -> str:
         why = f" ({progress.batch_reason})" if progress.batch_reason else ""
         said.append(batch + more + why)
     return "; ".join(said) or "the tracker's next look"
+
+
+def left_behind(row: store.StopProgress) -> Iterator[str]:
+    """Yield what of a stopped pipeline has not come out, in a line each."""
+    if row.quarantined_batches:
+        yield f"{row.pipeline}: {row.quarantined_batches} batch(es) are quarantined and did not come out."
+    if row.waiting_records:
+        yield (
+            f"{row.pipeline}: {row.waiting_records:,} records came after it was stopped, for another pipeline reads "
+            "their stream. They wait until it is started again."
+        )
 
 
 def stop(
@@ -121,11 +132,8 @@ def stop(
         )
         raise typer.Exit(1)
     for row in progress:
-        if row.quarantined_batches:
-            console.print(
-                f"{row.pipeline}: {row.quarantined_batches} batch(es) are quarantined and did not come out.",
-                style="bold red",
-            )
+        for line in left_behind(row):
+            console.print(line, style="bold red", markup=False)
     if supervised and not ended:
         console.print("Everything is stopped, but forebay up has not ended in time.", style="bold red")
         raise typer.Exit(1)

@@ -28,6 +28,7 @@ from forebay.cli.checks.process_watch import ProcessWatch
 from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
 from forebay.cli.commands.apply import print_changes
 from forebay.cli.commands.drain import DrainResult, drain_pipelines
+from forebay.cli.commands.stop import left_behind
 from forebay.cli.instance.dagster_home import (
     DATABASE_VARIABLE,
     LOCATION,
@@ -65,7 +66,7 @@ from orchestration.tracker.http.listen_address import ListenAddressError, checke
 from orchestration.tracker.http.status_address import asked_for, forget_served, is_served, status_page
 from receiver_runtime.block_store.frames.encryption import check_block_key
 from receiver_runtime.block_store.frames.errors import BlockStoreError
-from tracker_store.batches.pipeline_states import all_ended, start_pipelines
+from tracker_store.batches.pipeline_states import all_ended, start_pipelines, stop_progress
 from tracker_store.batches.pipelines import declared_versions, list_pipelines, list_streams
 from tracker_store.batches.run_queue import has_ready_driver, has_waiting_run
 from tracker_store.connection.engine import connect, create_engine
@@ -154,6 +155,12 @@ def _agrees(connection: sa.Connection, declared: Mapping[str, Any]) -> bool:
     return all(pipelines.get(name) == one for name, one in declared["pipelines"].items()) and all(
         streams.get(name) == one for name, one in declared["streams"].items()
     )
+
+
+def _all_left_behind(connection: sa.Connection) -> list[str]:
+    """Return what has not come out of all pipelines, which are stopped."""
+    rows = stop_progress(connection, [row.name for row in list_pipelines(connection)])
+    return [line for row in rows for line in left_behind(row)]
 
 
 def _is_driver_awaited(connection: sa.Connection) -> bool:
@@ -290,6 +297,8 @@ class Services:
                 try:
                     with connect(engine) as connection:
                         if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
+                            for line in _all_left_behind(connection):
+                                self._tell(line)
                             return None
                         self._look_at_the_code(connection)
                         self._problems.look(connection, [pipeline.name for pipeline in self._pipelines])
@@ -610,7 +619,7 @@ def up(
             _print_how_to_stop(console, settings, services)
             reason = services.wait_for_stop()
             if reason is None:
-                console.print("forebay stop has stopped all pipelines: nothing waits.")
+                console.print("forebay stop has stopped all pipelines.")
             elif settings.stop_gracefully_on_shutdown and reason.signal is not None:
                 console.print(
                     f"Draining: what was received is processed first, for at most {_drain_seconds(settings)} "

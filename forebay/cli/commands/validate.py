@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -18,11 +20,10 @@ from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
 from forebay.cli.checks.source_checks import check_declaration, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
-from forebay.cli.services.running_module import UNLESS_GIVEN, named_module, waits_for_a_person
+from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, named_module
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from orchestration.declarations.apply import (
-    absent_pipelines,
     declared_streams,
     difference,
     refuse,
@@ -176,7 +177,12 @@ def _ask_driver_log(module: str, pipelines: Sequence[Pipeline], streams: Sequenc
 
 def _running(connection: sa.Connection, streams: Sequence[Stream], changes: Sequence[Change]) -> Iterator[str]:
     """Yield the streams whose address receivers of ours hold: their own, or those of a stream that ends for them."""
-    active = {row.stream for row in receiver_status(connection) if row.state == ReceiverState.ACTIVE}
+    active = {
+        row.stream
+        for row in receiver_status(connection)
+        # Another program may have its port.
+        if row.state == ReceiverState.ACTIVE and os.strerror(errno.EADDRINUSE) not in row.reason
+    }
     yield from active
     ends = active & {change.name for change in changes if change.action == "stop"}
     held = [row.declaration["source"].get("listen") for row in list_streams(connection) if row.name in ends]
@@ -246,10 +252,9 @@ def _compare(
     else:
         if unclear := undecided(connection, pipelines, changes, NOTHING_DECIDED, f"forebay apply {module}"):
             yield Finding("driver log", Health.FAILED, "`forebay apply` asks first, and writes nothing", unclear)
-    for hint in (*rename_hints(connection, pipelines), *absent_pipelines(connection, pipelines)):
+    hints = rename_hints(connection, pipelines) + left_to_a_person(connection, module, pipelines, Settings())
+    for hint in hints:
         yield Finding("driver log", Health.WARNING, hint)
-    for found in waits_for_a_person(connection, module, pipelines, Settings()):
-        yield Finding("driver log", Health.WARNING, f"the running `forebay up` waits for `forebay apply`: {found}")
     for change in changes:
         yield Finding(f"{change.kind} {change.name}", Health.OK, _shown(change))
     if not changes:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.cli.services.supervisor_lock import lock_holder
-from orchestration.declarations.apply import still_applied
+from orchestration.declarations.apply import absent_pipelines, still_applied
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import ModuleMissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     import sqlalchemy as sa
 
@@ -46,9 +46,12 @@ def declared_here(settings: Settings) -> Mapping[str, Any] | None:
     return CodeCopies(settings.home).declared() if lock_holder(settings.home) is not None else None
 
 
-def waits_for_a_person(
-    connection: sa.Connection, module: str, pipelines: Iterable[Pipeline], settings: Settings
+def left_to_a_person(
+    connection: sa.Connection, module: str, pipelines: Sequence[Pipeline], settings: Settings
 ) -> list[str]:
-    """Return what the `forebay up` of this home leaves to a person in these declarations; none without one."""
+    """Return what the `forebay up` of this home would not do by itself, and the pipelines that no code here has."""
     before = declared_here(settings) if runs_here(module, settings) else None
-    return [] if before is None else needs_a_person(still_applied(connection, before), declared(pipelines))
+    if before is None:
+        return absent_pipelines(connection, pipelines)
+    waits = needs_a_person(still_applied(connection, before), declared(pipelines))
+    return waits + absent_pipelines(connection, pipelines, before["pipelines"])

@@ -123,6 +123,9 @@ def test_a_stopped_pipeline_is_reported_and_started_again(log: Log) -> None:
     assert result.exit_code == 0
     answer = json.loads(result.stdout)
     assert (answer["stopped"], answer["ended"]) == (True, True)
+    # As while another pipeline reads the stream.
+    log.add_at(log.receiver_ids[0], NOON)
+    assert "words: 10 records came after it was stopped" in said(forebay("stop"))
     assert answer["pipelines"][0]["state"] == "STOPPED"
     assert json.loads(forebay("start", "--json").stdout) == {"started": ["words"]}
     assert state(log) is PipelineState.RUNNING

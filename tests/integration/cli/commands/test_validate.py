@@ -237,8 +237,10 @@ def test_the_addresses_of_a_packages_kind_may_be_a_list(monkeypatch: pytest.Monk
     of_none: Any = SimpleNamespace(name="tail", renamed_from=None, source=SimpleNamespace())
     lines = SimpleNamespace(name="lines", declaration={"source": {"listen": ["a:1", "b:1"]}})
     files = SimpleNamespace(name="files", declaration={"source": {}})
-    active = [SimpleNamespace(stream=name, state=ReceiverState.ACTIVE) for name in ("lines", "files")]
-    monkeypatch.setattr(validate, "receiver_status", lambda _: active)
+    taken = "degraded: Error listening on 127.0.0.1:80: OSError: [Errno 98] Address already in use"
+    without_port = SimpleNamespace(stream="other", state=ReceiverState.ACTIVE, reason=taken)
+    active = [SimpleNamespace(stream=name, state=ReceiverState.ACTIVE, reason="") for name in ("lines", "files")]
+    monkeypatch.setattr(validate, "receiver_status", lambda _: [*active, without_port])
     monkeypatch.setattr(validate, "list_streams", lambda _: [lines, files])
     ends = [Change("stream", name, "stop") for name in ("lines", "files")]
     connection: Any = None
