@@ -85,18 +85,36 @@ def _said(key: str, old: object, new: object) -> str:
 def _pipelines_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     new = _names(after, before)
     for name in sorted(before.keys() - after.keys()):
+        first, last = _around_a_removal(name, before)
         removal = f"`forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply"
         if new:
             yield (
                 f"pipeline {name!r} is gone (renamed? new is {new}; under a new name it is a new pipeline, which "
-                f"begins with all records that are kept. To replace {name} by it: {removal} with "
-                'start="latest" (it reads nothing that is stored then): else, records that came out come out again)'
+                f"begins with all records that are kept. To replace {name} by it: {first}{removal} with "
+                f'start="latest" (it reads nothing that is stored then){last}: else, records that came out come out '
+                "again)"
             )
         else:
             yield (
                 f"pipeline {name!r} is gone; until it is removed too, its records wait, and its receivers go on: "
                 f"{removal}"
             )
+
+
+def _around_a_removal(name: str, before: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what else to do before and after one pipeline takes the place of another, so that no record is in neither.
+
+    Receivers of streams that other pipelines read go on while a pipeline is stopped.
+    """
+    others = {one: before[one]["streams"] for one in sorted(before) if one != name}
+    streams = [stream for stream in before[name]["streams"] if any(stream in read for read in others.values())]
+    if not streams:
+        return "", ""
+    readers = ", ".join(one for one, read in others.items() if not {*streams}.isdisjoint(read))
+    commands = [", ".join(f"`forebay receivers {verb} {stream}`" for stream in streams) for verb in ("stop", "start")]
+    return f"{commands[0]} (for {readers} reads it too, and what comes meanwhile would be lost to both), ", (
+        f", {commands[1]}"
+    )
 
 
 def _streams_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

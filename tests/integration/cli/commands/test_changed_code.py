@@ -23,6 +23,7 @@ from forebay.cli.services.supervisor_lock import take_lock
 from forebay.sources import SocketText
 from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference
+from orchestration.declarations.compatibility import needs_a_person
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import TargetCheck
@@ -237,6 +238,10 @@ def test_a_pipeline_that_a_person_has_removed_waits_for_nobody(
         waiting = put_in_force(connection, copies, after, request)
         assert waiting.outcome is Outcome.WAITS
         assert waiting.why.startswith("pipeline 'others' is gone; until it is removed too")
+        renamed = {**request.declared, "pipelines": {**compatibility.declared(after)["pipelines"], "x": {}}}
+        [line] = needs_a_person(request.declared, renamed)
+        assert "To replace others by it: `forebay receivers stop lines` (for words reads it too, and" in line
+        assert line.index("`forebay stop --pipeline others`") < line.index("`forebay receivers start lines`")
         stop_pipelines(connection, name="others")
         remove_pipeline(connection, "others")
         assert put_in_force(connection, copies, after, request).outcome is Outcome.IN_FORCE
