@@ -51,6 +51,8 @@ _SPARK_ENDED = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):"
 _CAUSED_BY = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+# How Spark ends the first line of its own errors: what stands before it is what people need.
+_SQLSTATE = re.compile(r" SQLSTATE: \w{5};?$")
 # The whole message of a Py4JError when the JVM didn't answer; when it did, Java's stack follows.
 _NO_ANSWER = re.compile(r"An error occurred while calling [^\n]*\Z")
 
@@ -84,16 +86,17 @@ def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> F
 
 def _headed(error: BaseException) -> str:
     """Return the error's text, its first line with the root cause's own line at its end."""
-    text = f"{type(error).__name__}: {error}"
-    first, _, rest = text.partition("\n")
+    first, _, rest = f"{type(error).__name__}: {error}".partition("\n")
+    first = _SQLSTATE.sub("", first)
     root = _root_of_text(rest)
     if root is None:
         *_, deepest = causes(error)
         root = f"{type(deepest).__name__}: {deepest}".partition("\n")[0]
+    root = _SQLSTATE.sub("", root)
     # A cause that the message repeats says nothing more.
-    if (root.partition(": ")[2] or root) in first:
-        return text
-    return "\n".join([f"{first.rstrip(':;. ')}: {root}", *([rest] if rest else [])])
+    if (root.partition(": ")[2] or root) not in first:
+        first = f"{first.rstrip(':;. ')}: {root}"
+    return f"{first}\n{rest}" if rest else first
 
 
 def _root_of_text(text: str) -> str | None:

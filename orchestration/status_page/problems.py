@@ -34,7 +34,7 @@ SOURCE_AHEAD_FOR = timedelta(minutes=1)
 # A driver takes a run within milliseconds; one that ends with changed code, or by a kill, has a successor within 4 s.
 DRIVER_WITHIN = timedelta(seconds=5)
 # Characters of a batch's reason: the command that shows all of it must have room in the same line.
-_REASON = 150
+_REASON = 190
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,7 @@ def _blocked(row: PipelineStatus) -> Iterator[Problem]:
             f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for a block store, a target, "
             "a secret or a key",
             f"forebay batches list --pipeline {row.pipeline} --state BLOCKED",
+            why=one_line(row.retry_reason, longest=_REASON),
         )
 
 
@@ -178,6 +179,7 @@ def _failed(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f"{row.pipeline} has {row.failed_batches:,} failed batch(es), to be tried again",
             f"forebay batches list --pipeline {row.pipeline} --state FAILED",
+            why="" if row.blocked_batches else one_line(row.retry_reason, longest=_REASON),
         )
 
 

@@ -60,7 +60,8 @@ class PipelineStatus:
 
     `holds_back_for` is the time for which it has completed nothing while blocks wait. `halted_by` is the quarantined
     batch that has halted it. `due_for` is the age of the oldest batch time that is neither complete nor given up, and
-    `due_batches` counts those that are not decided. `quarantine_reason` is that of `newest_quarantined`.
+    `due_batches` counts those that are not decided. `quarantine_reason` is that of `newest_quarantined`, and
+    `retry_reason` that of the oldest batch that is blocked; of the oldest that has failed where none is.
     """
 
     pipeline: str
@@ -86,6 +87,7 @@ class PipelineStatus:
     pipeline_id: int = 0
     due_batches: int = 0
     quarantine_reason: str = ""
+    retry_reason: str = ""
 
     @property
     def intervals_behind(self) -> int:
@@ -173,6 +175,7 @@ class _Progress:
     pipeline_id: int
     due_batches: int
     quarantine_reason: str
+    retry_reason: str
 
 
 def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
@@ -199,6 +202,17 @@ def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -
                     SELECT b.reason
                     FROM forebay.batches b
                     WHERE b.pipeline_id = s.pipeline_id AND b.batch_time = s.newest_quarantined
+                ), ''),
+            -- By the index of unfinished batches, where one is to be tried again.
+            coalesce(
+                (
+                    SELECT b.reason
+                    FROM forebay.batches b
+                    WHERE s.blocked_batches + s.failed_batches > 0
+                      AND b.pipeline_id = s.pipeline_id
+                      AND b.state IN ('BLOCKED', 'FAILED')
+                    ORDER BY b.state, b.batch_time
+                    LIMIT 1
                 ), '')
         FROM forebay.pipeline_status s
         ORDER BY pipeline
@@ -234,6 +248,7 @@ def _status(progress: _Progress, lags: Sequence[StreamLag]) -> PipelineStatus:
         progress.pipeline_id,
         progress.due_batches,
         progress.quarantine_reason,
+        progress.retry_reason,
     )
 
 

@@ -321,8 +321,9 @@ class PostgresSink(Sink):
         return Address(SecretUrl(url), password, f"forebay {attempt.pipeline}.{attempt.output}")
 
     def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        address = self._address(attempt)
         try:
-            return self._address(attempt).connect()
+            return address.connect()
         except TargetError as error:
             raise SinkError(f"{attempt.name}: {error}") from None
         except TargetUnavailableError as error:

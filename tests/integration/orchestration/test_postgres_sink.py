@@ -95,7 +95,7 @@ def test_a_target_that_is_away_is_told_from_one_that_refuses_the_login(
     assert not isinstance(refused.value, TargetUnavailableError)
     # What no row and no code is to blame for waits, and uses up no attempt.
     monkeypatch.delenv("TARGET_URL")
-    with pytest.raises(TargetUnavailableError, match=r"output 'counts'.*TARGET_URL is not set"):
+    with pytest.raises(TargetUnavailableError, match=r"^output 'counts' of pipeline '\w+': the.*TARGET_URL is not set"):
         cut.write(words(("a", 1)), attempt(5))
 
 

@@ -15,6 +15,7 @@ from tracker_store.batches import batches, outputs
 from tracker_store.batches.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
 from tracker_store.connection.errors import AttemptSupersededError, BatchHeldError, DriverLogError
 from tracker_store.receivers.processes import deregister_process, register_process
+from tracker_store.reports.status import pipeline_status
 from tracker_store.schema.states import ATTEMPT_TRANSITIONS, AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
@@ -210,7 +211,9 @@ def test_the_reason_stays_the_cause_when_a_later_attempt_is_lost(log: Log) -> No
     lost = tried(log, 3, LOST, "the process of run run3 ended")
     assert (lost.state, lost.reason) == (BatchState.FAILED, "BlockCorruptError: block 8")
     assert (lost.attempt_state, lost.attempt_error) == (AttemptState.LOST, "the process of run run3 ended")
+    assert [row.retry_reason for row in pipeline_status(log.connection)] == ["BlockCorruptError: block 8"]
     given_up = tried(log, 4, FAILED, "BlockCorruptError: block 9")
+    assert [row.retry_reason for row in pipeline_status(log.connection)] == [""]
     assert (given_up.state, given_up.reason) == (BatchState.QUARANTINED, "BlockCorruptError: block 9")
     assert [state for state, _ in errors(log)] == [AttemptState(kind) for kind in (FAILED, FAILED, LOST, FAILED)]
     shown = log.connection.execute(sa.text("SELECT reason FROM forebay.batch_stats")).scalar_one()

@@ -153,6 +153,7 @@ def _caused(message: str, cause: BaseException) -> BaseException:
     [
         (ValueError("no such column"), "ValueError: no such column"),
         (ValueError("no such column;\n'Project [a]"), "ValueError: no such column;"),
+        (SparkError("[NO] `itm` is no column. SQLSTATE: 42703;\n'Project [a]"), "SparkError: [NO] `itm` is no column."),
         (
             RuntimeError(PYTHON_WORKER),
             "RuntimeError: An exception was thrown from the Python worker: ValueError: invalid literal: 'line 000049'",
@@ -170,7 +171,15 @@ def _caused(message: str, cause: BaseException) -> BaseException:
             "RuntimeError: gone: the key is missing",
         ),
     ],
-    ids=["plain", "with a plan", "Spark's Python worker", "Java", "a cause", "a cause that it repeats"],
+    ids=[
+        "plain",
+        "with a plan",
+        "with a state of SQL",
+        "Spark's Python worker",
+        "Java",
+        "a cause",
+        "a cause that it repeats",
+    ],
 )
 def test_the_first_line_ends_with_the_root_causes_own(error: BaseException, first: str) -> None:
     message = failure_of(error, lambda: None).message

@@ -167,6 +167,18 @@ def test_a_late_pipeline_that_no_code_may_have_is_asked_about(
     assert ("no batch was decided since 2026-01-01T12:00:00Z: is it in the code that runs" in line) is asked
 
 
+def test_batches_that_are_tried_again_are_told_with_why() -> None:
+    waits = replace(HEALTHY, blocked_batches=2, retry_reason="the environment variable MY_TARGET is not set")
+    [blocked] = lines(system(pipeline=waits))
+    assert "a secret or a key (the environment variable MY_TARGET is not set): forebay batches list" in blocked
+    [blocked, failed] = lines(system(pipeline=replace(waits, failed_batches=1)))
+    assert ("MY_TARGET" in blocked, "MY_TARGET" in failed) == (True, False), "it is the blocked one's"
+    assert (
+        "tried again (ValueError: no)"
+        in lines(system(pipeline=replace(HEALTHY, failed_batches=1, retry_reason="ValueError: no")))[0]
+    )
+
+
 def test_a_quarantined_batch_is_told_with_its_reason_short_enough_for_the_command() -> None:
     reason = "ValueError: " + "x " * 300 + "the cause"
     wrong = replace(HEALTHY, quarantined_batches=1, newest_quarantined=NOON, quarantine_reason=reason)
