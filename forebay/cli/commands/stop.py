@@ -7,6 +7,7 @@ watches its progress. It ends no process: `forebay up` exits by itself when ever
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 DEFAULT_TIMEOUT = "10m"
+#: Seconds between two lines that differ in a number alone.
+NUMBERS_SECONDS = 5.0
+_NUMBER = re.compile(r"\d[\d,]*")
 # Seconds: a leading tracker raises its counter each second.
 LEADER_SECONDS = 5.0
 _WAY_OUT = (
@@ -236,8 +240,8 @@ class _CodeWatch:
 
 
 def _progress_printer(console: Console) -> Callable[[store.StopProgress], None]:
-    """Return a function that prints a pipeline's progress whenever it has changed."""
-    said: dict[str, str] = {}
+    """Return a function that prints a pipeline's progress when it has changed; where only a number has, not at once."""
+    said: dict[str, tuple[str, float]] = {}
 
     def tell(progress: store.StopProgress) -> None:
         now = (
@@ -245,8 +249,10 @@ def _progress_printer(console: Console) -> Callable[[store.StopProgress], None]:
             if progress.state is PipelineState.STOPPING
             else progress.state.lower()
         )
-        if said.get(progress.pipeline) != now:
-            said[progress.pipeline] = now
+        before, at = said.get(progress.pipeline, ("", 0.0))
+        is_other = _NUMBER.sub("", before) != _NUMBER.sub("", now)
+        if is_other or (before != now and time.monotonic() - at >= NUMBERS_SECONDS):
+            said[progress.pipeline] = now, time.monotonic()
             console.print(f"{progress.pipeline}: {now}", markup=False)
 
     return tell

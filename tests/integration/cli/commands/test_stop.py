@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +13,10 @@ from typer.testing import CliRunner
 from forebay.cli.commands import stop as stop_module
 from forebay.cli.main import app
 from forebay.cli.services.supervisor_lock import take_lock
+from forebay.cli.terminal.console import Console
 from orchestration.declarations.project_code import CodeCopies
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
-from tracker_store.batches.pipeline_states import advance_stops
+from tracker_store.batches.pipeline_states import advance_stops, stop_progress
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.receivers.leadership import read_leadership, take_leadership
 from tracker_store.receivers.receivers import placements
@@ -113,6 +115,26 @@ def test_a_batch_that_nothing_launches_is_told_when_a_stop_gives_up(log: Log) ->
     words = said(forebay("stop", "--pipeline", "words", "--timeout", "300ms"))
     assert "ALLOCATED" in words
     assert "No process runs a batch of it: does Dagster run, and does its module declare words?" in words
+
+
+def test_a_number_that_changes_all_the_time_is_not_a_line_each_time(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [row] = stop_progress(log.connection, ["words"])
+    stopping = replace(row, state=PipelineState.STOPPING)
+    tell = stop_module._progress_printer(Console(width=200))
+    for records in (1, 20, 3_000):
+        tell(replace(stopping, waiting_records=records))
+    tell(stopping)
+    monkeypatch.setattr(stop_module, "NUMBERS_SECONDS", 0.0)
+    tell(replace(stopping, waiting_records=4))
+    tell(replace(stopping, waiting_records=5))
+    assert [line.partition("waiting: ")[2].partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "1",
+        "",
+        "4",
+        "5",
+    ]
 
 
 def test_a_stopped_pipeline_is_reported_and_started_again(log: Log) -> None:
