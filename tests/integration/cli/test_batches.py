@@ -163,6 +163,8 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
     assert json.loads(forebay("batches", "--json").stdout)["halted"] == {}
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_a_process_of_its_own_prints_progress_and_result_and_names_the_file_that_has_the_rest(
     quarantined: tuple[Pipeline, datetime], tmp_path: Path
 ) -> None:

@@ -37,6 +37,8 @@ def executor_pod(**more: str) -> dict[str, Any]:
     return pod
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_spark_makes_a_valid_pod_of_the_documented_settings_and_template() -> None:
     key = "spark.kubernetes.executor.secretKeyRef.BLOCK_KEY"
     pod = executor_pod(**{key: "forebay-block-key:blocks"})

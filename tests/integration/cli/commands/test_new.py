@@ -47,6 +47,8 @@ def test_its_own_test_passes(project: Path) -> None:
     assert not (project / "data").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.core
 def test_it_is_valid(project: Path) -> None:
     assert "1 pipeline(s), 1 stream(s), 1 output(s)" in run(project, "forebay.cli", "validate", "my_shop")
 
