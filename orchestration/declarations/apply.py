@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.declarations.pipeline import PER_HOST
-from orchestration.declarations.renames import idle_renames, refuse_to_rename, renames
+from orchestration.declarations.renames import idle_renames, refuse_to_rename, removal, renames
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.source import SourceError
@@ -37,10 +37,6 @@ _STRANDED = (
     "If it has another name now: Stream(…, renamed_from={0!r}). If it is to go: while the pipeline reads it, "
     "`forebay receivers stop {0}` (no pipeline gets more of it then), and take it out when `forebay status` shows that "
     "nothing of it waits and no batch is unfinished."
-)
-_REMOVAL = (
-    "`forebay stop --pipeline {0}`, then `forebay pipelines remove {0}`; one that takes its place needs "
-    'start="latest", or begins with all records that are kept'
 )
 # A pipeline that some code has is decided at each of its intervals, except while that code starts again.
 _IDLE, _IDLE_INTERVALS = timedelta(seconds=30), 3
@@ -198,8 +194,9 @@ def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
     before = {row.name: row for row in store.list_pipelines(connection)}
     streams, own = declared_streams(pipelines), {pipeline.name for pipeline in pipelines}
     renamed = renames(streams, applied)
-    others = {name: _streams_of(row) for name, row in before.items() if name not in own}
-    refuse_to_rename(renamed, {stream.name for stream in streams}, others, _REMOVAL)
+    read = {name: _streams_of(row) for name, row in before.items()}
+    others = {name: streams_of for name, streams_of in read.items() if name not in own}
+    refuse_to_rename(renamed, {stream.name for stream in streams}, others, read)
     for pipeline in pipelines:
         if pipeline.name in before:
             _refuse_to_strand(connection, pipeline, before[pipeline.name], applied, renamed)
@@ -228,6 +225,7 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
     `before`: the pipelines of the driver log by name; none to compare the declarations alone. Raises SharedPlaceError.
     """
     declared = {pipeline.name for pipeline in pipelines}
+    read = {name: _streams_of(row) for name, row in before.items()}
     outputs = [
         (row.name, name, output)
         for row in before.values()
@@ -254,7 +252,7 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
             owners.setdefault(place.key, (pipeline, name))
             continue
         owner = owners[other]
-        gone = "" if owner[0] in declared else f" (if that one is gone: {_REMOVAL.format(owner[0])})"
+        gone = "" if owner[0] in declared else f" (if that one is gone: {removal(owner[0], read)})"
         how = "as" if other == place.key else "and one of the two lies within the other, where"
         raise SharedPlaceError(
             f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, {how} output {owner[1]!r} of pipeline "
@@ -299,11 +297,15 @@ def rename_hints(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> li
 
 
 def absent_pipelines(
-    connection: sa.Connection, pipelines: Sequence[Pipeline], running: Collection[str] = ()
+    connection: sa.Connection,
+    pipelines: Sequence[Pipeline],
+    *,
+    running: Collection[str] = (),
+    lost: Collection[str] = (),
 ) -> list[str]:
     """Return a sentence on each RUNNING pipeline that is not declared here, and that no other code decides.
 
-    running: the pipelines of the code that runs here.
+    running: the pipelines of the code that runs here. lost: those that it ran until now.
     """
     declared = {pipeline.name for pipeline in pipelines}.union(running)
     # Another module's is decided all the time.
@@ -311,14 +313,19 @@ def absent_pipelines(
     return [
         (
             f"The driver log also has {row.name}, which this module does not declare. No batch is made of it, while "
-            "receivers of its streams go on. If it is to go, with the records that wait for it: "
+            "receivers of its streams go on. Put it back, or if it is to go, with the records that wait for it: "
             f"`forebay stop --pipeline {row.name} --timeout 0s`, then `forebay pipelines remove {row.name}`."
         )
         for row in store.list_pipelines(connection)
         if row.name not in declared
         and row.state is PipelineState.RUNNING
-        and row.last_batch_time < since - _IDLE_INTERVALS * row.interval
+        and (row.name in lost or row.last_batch_time < since - _IDLE_INTERVALS * row.interval)
     ]
+
+
+def streams_read(connection: sa.Connection) -> dict[str, set[str]]:
+    """Return the streams that each applied pipeline reads."""
+    return {row.name: _streams_of(row) for row in store.list_pipelines(connection)}
 
 
 def still_applied(connection: sa.Connection, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.apply import changed_keys, declared_streams
+from orchestration.declarations.renames import removal
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.fields.units import duration_text
 from receiver_runtime.sources.plugins import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from orchestration.declarations.pipeline import Pipeline
 
@@ -37,9 +38,14 @@ def declared(pipelines: Iterable[Pipeline]) -> dict[str, Any]:
     }
 
 
-def needs_a_person(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return one line for each change between two results of `declared` that waits for `forebay apply`."""
-    found = [*_pipelines_gone(before["pipelines"], after["pipelines"]), *_streams_gone(before["streams"], after)]
+def needs_a_person(
+    before: Mapping[str, Any], after: Mapping[str, Any], read: Mapping[str, Collection[str]]
+) -> list[str]:
+    """Return one line for each change between two results of `declared` that waits for `forebay apply`.
+
+    read: the streams that each applied pipeline reads.
+    """
+    found = [*_pipelines_gone(before["pipelines"], after["pipelines"], read), *_streams_gone(before["streams"], after)]
     for name, pipeline in after["pipelines"].items():
         if name in before["pipelines"]:
             outputs = before["pipelines"][name]["outputs"]
@@ -69,8 +75,8 @@ def declared_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
                 else:
                     said = f"output {output} is {'gone' if output in was['outputs'] else 'new'}"
                 found[f"{name}: {said}"] = None
-        renamed = {one["was"] for one in after["renamed"].values()}
-        gone = before[kind].keys() - after[kind].keys() - renamed
+        renamed = {one["was"] for one in after["renamed"].values()} if kind == "streams" else ()
+        gone = (before[kind].keys() - after[kind].keys()).difference(renamed)
         found |= dict.fromkeys(f"{name} is gone" for name in sorted(gone))
     return list(found)
 
@@ -82,43 +88,25 @@ def _said(key: str, old: object, new: object) -> str:
     return f"{key} {old} → {new}" if len(f"{old}{new}") <= _SHORT and not isinstance(new, list) else key
 
 
-def _pipelines_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    new = _names(after, before)
+def _pipelines_gone(
+    before: Mapping[str, Any], after: Mapping[str, Any], read: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    new = _new(before, after)
     for name in sorted(before.keys() - after.keys()):
-        first, last = _around_a_removal(name, before)
-        removal = f"`forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply"
         if new:
             yield (
-                f"pipeline {name!r} is gone (renamed? new is {new}; under a new name it is a new pipeline, which "
-                f"begins with all records that are kept. To replace {name} by it: {first}{removal} with "
-                f'start="latest" (it reads nothing that is stored then){last}: else, records that came out come out '
-                "again)"
+                f"pipeline {name!r} is gone (renamed? new is {new}: under a new name it is a new pipeline. To replace "
+                f"{name} by it: {removal(name, read)}: then records that came out come out again)"
             )
         else:
             yield (
                 f"pipeline {name!r} is gone; until it is removed too, its records wait, and its receivers go on: "
-                f"{removal}"
+                f"`forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply"
             )
 
 
-def _around_a_removal(name: str, before: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what else to do before and after one pipeline takes the place of another, so that no record is in neither.
-
-    Receivers of streams that other pipelines read go on while a pipeline is stopped.
-    """
-    others = {one: before[one]["streams"] for one in sorted(before) if one != name}
-    streams = [stream for stream in before[name]["streams"] if any(stream in read for read in others.values())]
-    if not streams:
-        return "", ""
-    readers = ", ".join(one for one, read in others.items() if not {*streams}.isdisjoint(read))
-    commands = [", ".join(f"`forebay receivers {verb} {stream}`" for stream in streams) for verb in ("stop", "start")]
-    return f"{commands[0]} (for {readers} reads it too, and what comes meanwhile would be lost to both), ", (
-        f", {commands[1]}"
-    )
-
-
 def _streams_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    streams, new = after["streams"], _names(after["streams"], before)
+    streams, new = after["streams"], _new(before, after["streams"])
     renamed = {one["was"]: (name, one["path"]) for name, one in after["renamed"].items() if name not in before}
     for name in sorted(before.keys() - streams.keys()):
         if name in renamed:
@@ -134,13 +122,13 @@ def _streams_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
 
 
 def _outputs_gone(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    new = _names(after, before)
+    new = _new(before, after)
     for name in sorted(before.keys() - after.keys()):
         yield f"output of {pipeline} {name!r} is gone{f' (renamed? new is {new})' if new else ''}"
 
 
-def _names(those: Mapping[str, Any], but: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(those.keys() - but.keys()))
+def _new(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(after.keys() - before.keys()))
 
 
 def _moved(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

@@ -320,10 +320,7 @@ class CodeCopies:
     def apply(self, version: str) -> None:
         """Say to a running `forebay up` that a person has applied this version; nothing without one."""
         if self._folder.is_dir():
-            descriptor, new = tempfile.mkstemp(dir=self._folder, prefix="new.")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(version)
-            Path(new).replace(self._folder / _APPLIED)
+            self._write(_APPLIED, version)
 
     def applied(self) -> tuple[str, int] | None:
         """Return the version that a person has applied last, and when; None if none was."""
@@ -336,7 +333,7 @@ class CodeCopies:
     def of(self, module: str) -> None:
         """Keep the name of the module that the versions are of, for commands that name none."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._folder / _MODULE).write_text(module, encoding="utf-8")
+        self._write(_MODULE, module)
 
     def module(self) -> str:
         """Return what `of` keeps; empty if there is none."""
@@ -344,7 +341,11 @@ class CodeCopies:
 
     def declares(self, declared: Mapping[str, Any] | None) -> None:
         """Keep what the version in force declares, as ``compatibility.declared`` returns it; None: none is in force."""
-        self._write(_DECLARED, "" if declared is None else json.dumps(declared))
+        try:
+            self._write(_DECLARED, "" if declared is None else json.dumps(declared))
+        except OSError:
+            # People are told less, and all goes on.
+            (self._folder / _DECLARED).unlink(missing_ok=True)
 
     def declared(self) -> dict[str, Any] | None:
         """Return what `declares` keeps; None if there is nothing."""
@@ -368,11 +369,13 @@ class CodeCopies:
         return CodeState(self.notice(), None if declared is None else [*declared["pipelines"]])
 
     def _write(self, name: str, text: str) -> None:
-        file = self._folder / name
-        if text:
-            file.write_text(text, encoding="utf-8")
-        else:
-            file.unlink(missing_ok=True)
+        if not text:
+            (self._folder / name).unlink(missing_ok=True)
+            return
+        descriptor, new = tempfile.mkstemp(dir=self._folder, prefix="new.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(new).replace(self._folder / name)
 
     def _read(self, name: str) -> str:
         try:

@@ -41,14 +41,18 @@ class Decided:
 NOTHING_DECIDED = Decided()
 
 
-def mistyped_stops(changes: Sequence[Change], decided: Decided) -> list[str]:
-    """Return a sentence on each `--stop` of a stream that does not stop with these changes; say it of a refusal too."""
+def mistyped_stops(connection: sa.Connection, changes: Sequence[Change], decided: Decided) -> list[str]:
+    """Return a sentence on each `--stop` of a stream that there is not; say it of a refusal too.
+
+    A service has the answers of its first start among its arguments for ever.
+    """
+    applied = {row.name for row in store.list_streams(connection)}
     stopped = [change.name for change in changes if change.action == "stop"]
     said = []
     for name in decided.stop:
-        if name not in stopped:
+        if name not in applied:
             meant = did_you_mean(name, stopped)
-            said.append(f"--stop {name}: no stream of that name stops with this{f'; {meant}' if meant else '.'}")
+            said.append(f"--stop {name}: the driver log has no such stream{f'; {meant}' if meant else '.'}")
     return said
 
 

@@ -22,13 +22,35 @@ def renames(streams: Sequence[Stream], applied: Collection[str]) -> dict[str, st
     return {name: old for name, old in named.items() if old is not None and old in applied}
 
 
+def removal(pipeline: str, read: Mapping[str, Collection[str]]) -> str:
+    """Return how a pipeline is removed, and what one in its place needs, so that no record is in both or in neither.
+
+    read: the streams that each applied pipeline reads. Receivers of those that others read go on while it is stopped.
+    """
+    others = {name: streams for name, streams in sorted(read.items()) if name != pipeline}
+    shared = sorted({name for name in read.get(pipeline, ()) if any(name in streams for streams in others.values())})
+    readers = ", ".join(name for name, streams in others.items() if not {*streams}.isdisjoint(shared))
+    stops, starts = (", ".join(f"`forebay receivers {verb} {name}`" for name in shared) for verb in ("stop", "start"))
+    before = after = ""
+    if shared:
+        before = f"{stops} (because {readers} reads it too, and what comes meanwhile would be in neither), "
+        after = f", {starts}"
+    return (
+        f"{before}`forebay stop --pipeline {pipeline}`, `forebay pipelines remove {pipeline}`, `forebay apply`{after}; "
+        'one that takes its place needs start="latest" before that, or begins with all records that are kept'
+    )
+
+
 def refuse_to_rename(
-    renamed: Mapping[str, str], declared: Collection[str], others: Mapping[str, Collection[str]], removal: str
+    renamed: Mapping[str, str],
+    declared: Collection[str],
+    others: Mapping[str, Collection[str]],
+    read: Mapping[str, Collection[str]],
 ) -> None:
     """Raise DeclarationError for a name that something else still reads: another stream would be made under it.
 
     declared: the names of all declared streams. others: what each applied pipeline that is not declared here reads.
-    removal: how to remove one of these, as a format of its name.
+    read: what each applied pipeline reads.
     """
     taken: dict[str, str] = {}
     for new, old in renamed.items():
@@ -43,7 +65,7 @@ def refuse_to_rename(
         if readers:
             message = (
                 f"{where}: pipeline {readers[0]!r} reads it too, and is not declared here: apply both in one call, or "
-                f"remove that pipeline, {removal.format(readers[0])}"
+                f"remove that pipeline: {removal(readers[0], read)}"
             )
             raise DeclarationError(message)
 

@@ -34,7 +34,7 @@ SOURCE_AHEAD_FOR = timedelta(minutes=1)
 # A driver takes a run within milliseconds; one that ends with changed code, or by a kill, has a successor within 4 s.
 DRIVER_WITHIN = timedelta(seconds=5)
 # Characters of a batch's reason: the command that shows all of it must have room in the same line.
-_REASON = 190
+_REASON = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +285,9 @@ def _waiting_for_a_driver(found: Sequence[WaitingRuns]) -> Iterator[Problem]:
 
 def _undecided(row: PipelineStatus, in_code: Collection[str] | None) -> str:
     """Return why nothing moves, if no batch was decided or completed since its oldest batch time came."""
-    if in_code is not None and row.pipeline not in in_code:
-        return "it is not in the code that forebay up runs here: unless other code has it, no batch of it runs"
     moves = row.last_completed_at is not None and row.last_completed_at > row.last_batch_time + row.batch_interval
+    if not moves and in_code is not None and row.pipeline not in in_code:
+        return "it is not in the code that forebay up runs here: unless other code has it, no batch of it runs"
     if moves or row.unfinished_batches:
         return ""
     return (

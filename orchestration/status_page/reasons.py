@@ -69,5 +69,6 @@ def one_line(reason: str, *, longest: int = _LONGEST) -> str:
     line = reason.partition("\n")[0].strip()
     if len(line) <= longest:
         return line
-    begin, end = line[: longest // 2], line[-longest // 2 :]
+    # The root cause may be long itself.
+    begin, end = line[: longest // 3], line[longest // 3 - longest :]
     return begin.rpartition(" ")[0] + _SHORTENED + end.partition(" ")[2]

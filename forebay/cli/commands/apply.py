@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.instance.database import driver_log
-from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, named_module, runs_here
+from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, lost_here, named_module, runs_here
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import clear_errors
 from forebay.cli.terminal.tables import print_table
@@ -141,10 +141,11 @@ def apply(
         steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
         decided = Decided(stop or (), again or ())
-        for line in (*rename_hints(connection, pipelines), *mistyped_stops(changes, decided)):
+        for line in (*rename_hints(connection, pipelines), *mistyped_stops(connection, changes, decided)):
             console.print(line, markup=False, soft_wrap=True)
         refuse(connection, pipelines)
-        effects = left_to_a_person(connection, name, pipelines, settings)
+        # Before a write what to do first, after it what is left to do.
+        effects = (left_to_a_person if dry_run else lost_here)(connection, name, pipelines, settings)
         targets = ask_targets(connection, pipelines)
         unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(
             targets.refused

@@ -14,6 +14,7 @@ import typer
 
 from forebay.cli.commands.pipelines import shown_state
 from forebay.cli.instance.database import THIS_SERVER, database_url
+from forebay.cli.services.running_module import code_state
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import (
@@ -30,7 +31,6 @@ from forebay.cli.terminal.many_rows import (
 )
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
-from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.policies.executor_allocation import scaling
 from orchestration.status_page.problems import problems
@@ -178,7 +178,7 @@ def status(
         batches=batches,
         host=socket.gethostname(),
         roots=split_roots(settings.block_store_roots),
-        code=CodeCopies(settings.home).state,
+        code=lambda: code_state(settings),
     )
     found = replace(found, unreachable=[_without_secrets(one, settings) for one in found.unreachable])
     if as_json:

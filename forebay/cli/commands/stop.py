@@ -84,8 +84,8 @@ def left_behind(row: store.StopProgress) -> Iterator[str]:
         yield f"{row.pipeline}: {row.quarantined_batches} batch(es) are quarantined and did not come out."
     if row.waiting_records:
         yield (
-            f"{row.pipeline}: {row.waiting_records:,} records came after it was stopped, for another pipeline reads "
-            "their stream. They wait until it is started again."
+            f"{row.pipeline}: {row.waiting_records:,} records came after it was stopped, because another pipeline "
+            "reads their stream. They wait until it is started again."
         )
 
 
@@ -119,6 +119,7 @@ def stop(
         leader = _LeaderWatch(connection, console)
         code = _CodeWatch(settings, console)
         progress = _watch(connection, names, deadline, _progress_printer(console), (code.look, leader.look))
+        code.look(progress)
         leads = read_leadership(connection).holder is not None
     stopped = all(row.state is PipelineState.STOPPED for row in progress)
     ended = stopped and (not supervised or _wait_for_end(settings.home, deadline))
@@ -153,7 +154,9 @@ def _print_open_work(
     for row in progress:
         if row.state is PipelineState.STOPPING:
             console.print(f"{row.pipeline} is still stopping; open: {what_is_open(row)}", markup=False)
-            if _needs_code(row) and not row.receivers and row.pipeline not in said:
+            # One that has been tried has code.
+            untried = row.batch_state in (None, BatchState.ALLOCATED)
+            if untried and _needs_code(row) and not row.receivers and row.pipeline not in said:
                 console.print(
                     f"No process runs a batch of it: does Dagster run, and does its module declare {row.pipeline}? "
                     f"{_WAY_OUT.format(row.pipeline)}",
@@ -234,7 +237,7 @@ class _CodeWatch:
                 self.said.add(name)
                 self._console.print(
                     f"{name} is not in the code that forebay up runs here: unless other code has it, no batch of it "
-                    f"runs, and this command waits in vain. {_WAY_OUT.format(name)}",
+                    f"runs, and this command waits without end. {_WAY_OUT.format(name)}",
                     markup=False,
                 )
 

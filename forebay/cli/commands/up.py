@@ -192,7 +192,7 @@ def apply_at_start(
     Raises StartRefusedError, and writes nothing, if it is refused, or if a person must decide first.
     """
     changes = difference(connection, pipelines)
-    for line in (*rename_hints(connection, pipelines), *mistyped_stops(changes, decided)):
+    for line in (*rename_hints(connection, pipelines), *mistyped_stops(connection, changes, decided)):
         tell(line)
     try:
         refuse(connection, pipelines)
@@ -314,11 +314,16 @@ class Services:
     def _look_at_the_code(self, connection: sa.Connection) -> None:
         """Put changed code in force, by itself or because `forebay apply` has changed the driver log."""
         applied = declared_versions(connection)
-        rung, self._applied = applied != self._applied, applied
+        rung = applied != self._applied
+        is_applied = any(self._applied.get(key) != version for key, version in applied.items())
+        self._applied = applied
         if self._code is None:
             return
         found = self._code.look(
-            rung=rung, agrees=partial(_agrees, connection), waits=partial(_is_driver_awaited, connection)
+            rung=rung,
+            is_applied=is_applied,
+            agrees=partial(_agrees, connection),
+            waits=partial(_is_driver_awaited, connection),
         )
         if found is None:
             return

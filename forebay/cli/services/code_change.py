@@ -24,7 +24,7 @@ from orchestration.declarations.apply import (
     difference,
     refuse,
     rename_hints,
-    still_applied,
+    streams_read,
 )
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
@@ -137,7 +137,7 @@ def put_in_force(
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now = declared(pipelines)
-    decisions = needs_a_person(still_applied(connection, request.declared), now)
+    decisions = needs_a_person(request.declared, now, streams_read(connection))
     said = " ".join(rename_hints(connection, pipelines))
     if decisions and not request.agreed:
         return CodeAnswer(Outcome.WAITS, f"{'; '.join(decisions)}{f'. {said}' if said else ''}")
@@ -161,8 +161,11 @@ def put_in_force(
         if before is not None:
             copies.put_in_force(before)
         raise
-    new = now["pipelines"].keys() - request.declared["pipelines"].keys() - stopping
-    start_pipelines(connection, names=sorted(new), lift_halts=False)
+    new = now["pipelines"].keys() - request.declared["pipelines"].keys()
+    start_pipelines(connection, names=sorted(new - stopping), lift_halts=False)
+    said = " ".join(
+        [said, *(f"{name} goes on stopping: `forebay start --pipeline {name}` lets it run." for name in new & stopping)]
+    ).strip()
     # A check before this one may have moved the link, and have ended then.
     loaded = before if request.runs is None else Path(request.runs)
     if loaded is not None and loaded != copy.file:

@@ -79,6 +79,8 @@ class CodeWatch:
         self._applied = self.copies.applied()
         # The version that a person has applied, until it is in force: a later change back to it is another decision.
         self._agreed = ""
+        # Without a watch a change counts if somebody has applied declarations since, here or elsewhere.
+        self._is_applied = False
         self._said = ""
         # Whether the driver log has other declarations than the version in force, which the files have.
         self._is_other = False
@@ -91,6 +93,7 @@ class CodeWatch:
         self.copies.of(self._module)
         self.copies.put_in_force(self.copies.keep(code))
         self.copies.note("")
+        self.copies.declares(None)
         self._in_force = code
         self._read = self._checked = code.version
         return code.version
@@ -105,6 +108,7 @@ class CodeWatch:
         self,
         *,
         rung: bool = False,
+        is_applied: bool = False,
         agrees: Callable[[Mapping[str, Any]], bool] = bool,
         waits: Callable[[], bool] = lambda: False,
     ) -> CodeAnswer | None:
@@ -114,10 +118,12 @@ class CodeWatch:
 
         Args:
             rung: the driver log's declarations have changed.
+            is_applied: some of them are new or have changed, and are not just gone.
             agrees: whether the driver log has what the version in force declares.
             waits: whether no driver is ready, or a batch waits for one.
         """
         self._rung = self._rung or rung
+        self._is_applied = self._is_applied or is_applied
         try:
             return self._look(agrees, waits)
         except OSError as error:
@@ -142,19 +148,19 @@ class CodeWatch:
                 # Applied from somewhere else: no change of these files would follow.
                 self._is_other = not agrees(self._declared)
             self._rung = False
-            self._used(code.version)
+            self._agreed = ""
             self._checked = code.version
             if self._said and not self._is_other:
                 self._tell(f"That is over: code {code.version} runs, as the files have it.")
             self._say(OTHER.format(code.version) if self._is_other else "")
-        elif not (self._watches or self._rung):
+        elif not (self._watches or self._is_applied):
             if code.version != self._checked:
                 changed = ", ".join(code.changed_since(self._in_force))
                 self._say(f"{changed} changed and waits for `forebay apply` (--no-watch).")
         elif self._rung or (code.version != self._checked and not self._is_held(waits)):
             self._begin(code)
             self._checked = code.version
-            self._rung = False
+            self._rung = self._is_applied = False
         elif code.version != self._checked and time.monotonic() - self._changed_at > SAID_AFTER_SECONDS:
             changed = ", ".join(code.changed_since(self._in_force))
             self._say(f"{changed} changed and is looked at when a batch driver has the version before, or in a minute.")
@@ -171,6 +177,9 @@ class CodeWatch:
             self._end(self._check)
 
     def _begin(self, code: ProjectCode) -> None:
+        if self._agreed != code.version:
+            # What a person has applied is not what the files have now.
+            self._agreed = ""
         request = Request(
             self._declared,
             agreed=self._agreed == code.version,
@@ -230,7 +239,8 @@ class CodeWatch:
         match result.outcome:
             case Outcome.IN_FORCE:
                 self._in_force = code
-                self._used(code.version)
+                if self._agreed == code.version:
+                    self._agreed = ""
                 self._changed_at = time.monotonic()
                 changes = declared_changes(self._declared, result.declared)
                 more = [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
@@ -255,19 +265,15 @@ class CodeWatch:
             case Outcome.UNKNOWN:
                 self._checked = ""
                 # Without a watch it was begun because a person has applied it.
-                self._rung = not self._watches
+                self._rung = self._is_applied = not self._watches
                 self._say(f"{changed} changed and is looked at again: {result.why}. Until then, {runs_on}")
         return None
 
     def _look_for_an_apply(self) -> None:
         applied = self.copies.applied()
         if applied is not None and applied != self._applied:
-            self._rung, self._agreed = True, applied[0]
+            self._rung, self._is_applied, self._agreed = True, True, applied[0]
         self._applied = applied
-
-    def _used(self, version: str) -> None:
-        if self._agreed == version:
-            self._agreed = ""
 
     def _say(self, line: str) -> None:
         """Say a line once, and keep it for `forebay status`; an empty one ends what was said."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forebay.cli.services.supervisor_lock import lock_holder
-from orchestration.declarations.apply import absent_pipelines, still_applied
+from orchestration.declarations.apply import absent_pipelines, still_applied, streams_read
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import ModuleMissingError
+from tracker_store.host.code_in_force import NO_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from orchestration.declarations.pipeline import Pipeline
     from orchestration.declarations.settings import Settings
+    from tracker_store.host.code_in_force import CodeState
 
 #: Ends the help of an argument that `named_module` takes.
 UNLESS_GIVEN = "unless given, FOREBAY_MODULE, the project's, or that of the running `forebay up`"
@@ -53,5 +55,16 @@ def left_to_a_person(
     before = declared_here(settings) if runs_here(module, settings) else None
     if before is None:
         return absent_pipelines(connection, pipelines)
-    waits = needs_a_person(still_applied(connection, before), declared(pipelines))
-    return waits + absent_pipelines(connection, pipelines, before["pipelines"])
+    waits = needs_a_person(still_applied(connection, before), declared(pipelines), streams_read(connection))
+    return waits + absent_pipelines(connection, pipelines, running=before["pipelines"])
+
+
+def lost_here(connection: sa.Connection, module: str, pipelines: Sequence[Pipeline], settings: Settings) -> list[str]:
+    """Return what becomes of the pipelines that no code here has once these declarations are in force."""
+    before = declared_here(settings) if runs_here(module, settings) else None
+    return absent_pipelines(connection, pipelines, lost=() if before is None else before["pipelines"])
+
+
+def code_state(settings: Settings) -> CodeState:
+    """Return what is known of the code of the `forebay up` of this home; nothing without one."""
+    return CodeCopies(settings.home).state() if lock_holder(settings.home) is not None else NO_CODE

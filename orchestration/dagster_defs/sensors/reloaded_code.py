@@ -62,7 +62,7 @@ def follow_reload(
     has, wants = _parts(known), _parts(mine)
     if any(has[name] not in {before.parts.get(name), wants.get(name)} for name in has):
         return before, ""
-    if decisions := needs_a_person(known, mine):
+    if decisions := needs_a_person(known, mine, {}):
         return before, f"What waits for it: {'; '.join(decisions)}."
     try:
         apply(connection, [pipeline])

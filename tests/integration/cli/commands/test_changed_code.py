@@ -23,7 +23,6 @@ from forebay.cli.services.supervisor_lock import take_lock
 from forebay.sources import SocketText
 from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference
-from orchestration.declarations.compatibility import needs_a_person
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import TargetCheck
@@ -150,10 +149,10 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         (
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
             (
-                "pipeline 'words' is gone (renamed? new is terms; under a new name it is a new pipeline, which begins "
-                "with all records that are kept. To replace words by it: `forebay stop --pipeline words`, "
-                '`forebay pipelines remove words`, and apply with start="latest" (it reads nothing that is stored '
-                "then): else, records that came out come out again)"
+                "pipeline 'words' is gone (renamed? new is terms: under a new name it is a new pipeline. To replace "
+                "words by it: `forebay stop --pipeline words`, `forebay pipelines remove words`, `forebay apply`; one "
+                'that takes its place needs start="latest" before that, or begins with all records that are kept: then '
+                "records that came out come out again)"
             ),
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),
@@ -224,7 +223,7 @@ def test_a_new_pipeline_that_may_repeat_results_waits(
     assert copies.in_force() == first
 
 
-def test_a_pipeline_that_a_person_has_removed_waits_for_nobody(
+def test_code_without_a_pipeline_waits_for_apply_also_once_it_is_removed(
     engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
 ) -> None:
     edit(project, ("pipeline = ", SECOND_PIPELINE + "pipeline = "))
@@ -238,13 +237,10 @@ def test_a_pipeline_that_a_person_has_removed_waits_for_nobody(
         waiting = put_in_force(connection, copies, after, request)
         assert waiting.outcome is Outcome.WAITS
         assert waiting.why.startswith("pipeline 'others' is gone; until it is removed too")
-        renamed = {**request.declared, "pipelines": {**compatibility.declared(after)["pipelines"], "x": {}}}
-        [line] = needs_a_person(request.declared, renamed)
-        assert "To replace others by it: `forebay receivers stop lines` (for words reads it too, and" in line
-        assert line.index("`forebay stop --pipeline others`") < line.index("`forebay receivers start lines`")
         stop_pipelines(connection, name="others")
         remove_pipeline(connection, "others")
-        assert put_in_force(connection, copies, after, request).outcome is Outcome.IN_FORCE
+        assert put_in_force(connection, copies, after, request).outcome is Outcome.WAITS, "its code runs until apply"
+        assert put_in_force(connection, copies, after, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
 
 @pytest.mark.parametrize("state", [PipelineState.STOPPING, PipelineState.STOPPED])
@@ -450,15 +446,22 @@ def test_a_person_agrees_to_a_change_and_not_to_a_later_one_back_to_it(home: Pat
         for _ in range(3):
             watch.look()
 
-    save("10s", "11s", applies=True)
-    save("11s", "12s")
-    save("12s", "11s")
+    # Other lengths: a clock of some kernels ticks more slowly than these looks.
+    save("10s", "110s", applies=True)
+    save("110s", "1200s")
+    save("1200s", "110s")
     assert watch.agreed == [True, False, False]
     watch.copies.apply(ProjectReader("shop").read().version)
     watch.look()
-    save("11s", "12s")
-    save("12s", "11s")
+    save("110s", "1200s")
+    save("1200s", "110s")
     assert watch.agreed[3:] == [False, False], "it was in force when it was applied"
+    # Saved once more before the watch looked at what was applied.
+    edit(project, ("110s", "1200s"))
+    watch.copies.apply(ProjectReader("shop").read().version)
+    save("1200s", "13000s")
+    save("13000s", "1200s")
+    assert watch.agreed[5:] == [False, False], "that change was never in force"
 
 
 class Checks(CodeWatch):
@@ -471,18 +474,27 @@ class Checks(CodeWatch):
 
 
 @pytest.mark.parametrize(
-    ("watches", "by_apply", "begins"),
-    [(True, False, [False]), (True, True, [True]), (False, False, []), (False, True, [True])],
+    ("watches", "how", "begins"),
+    [
+        (True, "", [False]),
+        (True, "apply", [True]),
+        (False, "", []),
+        (False, "apply", [True]),
+        (False, "applied elsewhere", [False]),
+        (False, "a pipeline is removed", []),
+    ],
 )
 def test_without_a_watch_only_apply_takes_changed_files(
-    home: Path, project: Path, watches: bool, by_apply: bool, begins: list[bool]
+    home: Path, project: Path, watches: bool, how: str, begins: list[bool]
 ) -> None:
     watch = Checks("shop", home, tell=print, watches=watches)
     watch.checked = []
     watch.first()
     edit(project, ('interval="10s"', 'interval="5s"'))
-    if by_apply:
+    if how == "apply":
         watch.copies.apply(ProjectReader("shop").read().version)
+    elif how:
+        watch.look(rung=True, is_applied=how == "applied elsewhere")
     for _ in range(3):
         watch.look()
     assert watch.checked[:1] == begins
@@ -538,7 +550,7 @@ def test_apply_says_what_a_running_up_would_not_do_by_itself(
     assert told not in forebay("apply", "shop", "--dry-run"), "nothing runs that has it"
     with take_lock(home):
         assert told in forebay("apply", "shop", "--dry-run")
-        assert told in forebay("apply", "shop", "--json")
+        assert "No batch is made of it, while receivers of its streams go on. Put it back" in forebay("apply", "shop")
         with connect(engine) as connection:
             assert any(told in finding.found for finding in _compare(connection, "shop", after, []))
 
@@ -550,14 +562,19 @@ def test_the_code_server_starts_again_for_new_declarations(
     class Found:
         """Stands for a watch that has a result."""
 
-        rung = False
+        rung = is_applied = False
 
         def look(
-            self, *, rung: bool, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]
+            self,
+            *,
+            rung: bool,
+            is_applied: bool,
+            agrees: Callable[[Mapping[str, Any]], bool],
+            waits: Callable[[], bool],
         ) -> CodeAnswer:
             assert callable(agrees)
             assert waits(), "no driver is ready"
-            self.rung = rung
+            self.rung, self.is_applied = rung, is_applied
             return CodeAnswer(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)
 
     services = Services(Settings(home=home))
@@ -576,8 +593,12 @@ def test_the_code_server_starts_again_for_new_declarations(
             changed.outputs = changed.outputs or pipeline.outputs
             apply(connection, [changed])
             services._look_at_the_code(connection)
-            assert watch.rung, "the driver log's declarations are others"
+            assert (watch.rung, watch.is_applied) == (True, True), "the driver log's declarations are others"
             services._look_at_the_code(connection)
-            assert not watch.rung
+            assert (watch.rung, watch.is_applied) == (False, False)
+        stop_pipelines(connection, name="words")
+        remove_pipeline(connection, "words")
+        services._look_at_the_code(connection)
+        assert (watch.rung, watch.is_applied) == (True, False), "nothing of the code is applied by that"
     assert set(restarted) == ({CODE_SERVER} if is_new else set())
     assert [row.name for row in services._pipelines] == ["words"]

@@ -84,7 +84,7 @@ def test_a_start_renames_a_stream_with_records_that_wait_and_refuses_to_strand_t
     with pytest.raises(CommandError, match=refused):
         apply_at_start(connection, [declare("clix", "clikcs")], said.append, decided=Decided(stop=["click"]))
     assert said[0].endswith("did you mean clicks?")
-    assert said[1:] == ["--stop click: no stream of that name stops with this; did you mean clicks?"]
+    assert said[1:] == ["--stop click: the driver log has no such stream; did you mean clicks?"]
     assert is_applied(connection, declare())
     apply_at_start(connection, [declare("clix", "clicks")], said.append)
     assert names(connection) == ["clix"]

@@ -108,6 +108,17 @@ def test_a_stop_that_waits_for_code_that_nobody_has_says_so_at_once(
     assert words.count("forebay pipelines remove words") == bool(sequence), "one way out, once"
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_stop_that_waits_for_a_target_does_not_ask_for_code(log: Log, fails: bool) -> None:
+    lead(log)
+    log.add_at(log.receiver_ids[0], NOON)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    if fails:
+        log.connection.execute(sa.text("UPDATE forebay.batches SET state = 'BLOCKED', reason = 'the target is down'"))
+    words = said(forebay("stop", "--pipeline", "words", "--timeout", "0s"))
+    assert ("the target is down" in words, "does its module declare words" in words) == (fails, not fails)
+
+
 def test_a_batch_that_nothing_launches_is_told_when_a_stop_gives_up(log: Log) -> None:
     lead(log)
     log.add_at(log.receiver_ids[0], NOON)

@@ -6,7 +6,7 @@ import pytest
 
 from forebay import DeclarationError, Stream
 from forebay.sources import SocketText
-from orchestration.declarations.renames import idle_renames, refuse_to_rename
+from orchestration.declarations.renames import idle_renames, refuse_to_rename, removal
 
 
 def stream(name: str, renamed_from: str | None = None) -> Stream:
@@ -42,4 +42,13 @@ def test_a_name_before_that_renames_nothing_is_said(old: str | None, applied: se
 
 def test_two_streams_can_not_go_on_with_one() -> None:
     with pytest.raises(DeclarationError, match="stream 'b': renamed_from='old': stream 'a' has the same"):
-        refuse_to_rename({"a": "old", "b": "old"}, {"a", "b"}, {}, "")
+        refuse_to_rename({"a": "old", "b": "old"}, {"a", "b"}, {}, {})
+
+
+def test_receivers_stop_while_one_pipeline_takes_the_place_of_another_if_a_third_reads_them_too() -> None:
+    read = {"words": {"lines", "clicks"}, "terms": {"lines"}, "others": {"more"}}
+    told = removal("words", read)
+    assert told.startswith("`forebay receivers stop lines` (because terms reads it too, and what comes meanwhile")
+    assert told.index("stop --pipeline words") < told.index("pipelines remove words") < told.index("receivers start")
+    assert "clicks" not in told
+    assert "receivers" not in removal("others", read)
