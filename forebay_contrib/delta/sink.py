@@ -209,7 +209,8 @@ class DeltaSink(FileTableSink):
         version = table.transaction_version(attempt.application_id)
         if version is not None and version >= attempt.attempt:
             raise self.outdated(attempt, version)
-        earlier = [] if version is None else _files_with(table, attempt)
+        # A replay replaces the batch's rows also if the output had another name when they were written.
+        earlier = _files_with(table, attempt) if version is not None or attempt.attempt > 1 else []
         own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
         if len(own) == len(earlier):
             table.create_write_transaction(
@@ -255,6 +256,11 @@ class DeltaSink(FileTableSink):
         """Return the current table, or None. Raises SinkError if deltalake can't read its log, or what that demands."""
         deltalake = self._deltalake()
         if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+            if next(self.path.glob("date=*"), None) is not None:
+                raise SinkError(
+                    f"{where}: {self.path} has folders of Parquet files, as ParquetSink makes them, and readers would "
+                    "see them beside the table's: give the output a directory of its own"
+                )
             return None
         try:
             return deltalake.DeltaTable(str(self.path))

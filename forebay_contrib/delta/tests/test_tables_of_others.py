@@ -42,6 +42,17 @@ def test_a_delta_table_is_refused(tmp_path: Path, settings: dict[str, Any], name
     assert files(tmp_path) == before
 
 
+def test_a_directory_of_a_parquet_sink_is_refused(tmp_path: Path) -> None:
+    """An output that was a ParquetSink's: readers of the directory would see both."""
+    (tmp_path / "t" / "date=2026-01-01").mkdir(parents=True)
+    before = files(tmp_path)
+    sink = DeltaSink(tmp_path / "t")
+    assert "has folders of Parquet files" in sink.check_target().found
+    with pytest.raises(SinkError, match="has folders of Parquet files"):
+        sink.write(words(("a", 1)), attempt())
+    assert files(tmp_path) == before
+
+
 def test_a_delta_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", TABLE)
     DeltaTable(tmp_path / "t").alter.add_constraint({"positive": "n > 0"})
