@@ -190,5 +190,13 @@ def test_what_would_become_a_directory_of_that_name_is_refused(path: str | Path)
         DeltaSink(path)
 
 
+def test_a_path_that_delta_would_decode_is_refused(tmp_path: Path) -> None:
+    """The table would be made there, and looked for in `tA` from the second batch on."""
+    with pytest.raises(DeclarationError, match="has '%41', which Delta's readers take for a character's code"):
+        DeltaSink(tmp_path / "t%41")
+    DeltaSink(tmp_path / "90%").write(words(("a", 1)), attempt())
+    assert DeltaSink(tmp_path / "90%").check_target().health == "ok"
+
+
 def test_a_directory_with_a_colon_in_its_name_is_no_url(tmp_path: Path) -> None:
     assert DeltaSink(tmp_path / "a:" / "t").target == str(tmp_path / "a:" / "t")
