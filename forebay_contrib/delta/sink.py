@@ -11,11 +11,13 @@ Needs the package `deltalake`, and no connector in the JVM.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import Committed, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from orchestration.declarations.sink import OutputAttempt, Place, TargetCheck
     from orchestration.sinks.parquet_staging import StagedFile
 
+_ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 _CONSTRAINTS = "delta.constraints."
 # In lower case, because Delta compares them in any. A replay removes files, and names that are mapped are not those of
 # the files.
@@ -66,11 +69,18 @@ class DeltaSink(FileTableSink):
                 "dead_letter" commits the others, and shows the refused rows as lines of JSON in `_refused_rows/`.
 
         Raises:
-            DeclarationError: `path` is a URL, or empty, or has what a shell replaces; or there is no such choice.
+            DeclarationError: `path` is a URL, or empty, or has what a shell replaces, or a code such as `%41`; or there
+                is no such choice.
         """
         self.path = declared_directory(
             path, "DeltaSink", otherwise=", which Spark's workers share, and no object store"
         )
+        if escape := _ESCAPED.search(str(self.path)):
+            message = (
+                f"DeltaSink: path {str(self.path)!r} has {escape[0]!r}, which Delta's readers take for a character's "
+                "code: name the directory otherwise"
+            )
+            raise DeclarationError(message)
         self.on_bad_rows = checked_choice(on_bad_rows, "DeltaSink")
 
     @property
@@ -209,7 +219,8 @@ class DeltaSink(FileTableSink):
         version = table.transaction_version(attempt.application_id)
         if version is not None and version >= attempt.attempt:
             raise self.outdated(attempt, version)
-        earlier = [] if version is None else _files_with(table, attempt)
+        # A replay replaces the batch's rows also if the output had another name when they were written.
+        earlier = _files_with(table, attempt) if version is not None or attempt.attempt > 1 else []
         own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
         if len(own) == len(earlier):
             table.create_write_transaction(
@@ -255,6 +266,11 @@ class DeltaSink(FileTableSink):
         """Return the current table, or None. Raises SinkError if deltalake can't read its log, or what that demands."""
         deltalake = self._deltalake()
         if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+            if next(self.path.glob("date=*"), None) is not None:
+                raise SinkError(
+                    f"{where}: {self.path} has folders of Parquet files, as ParquetSink makes them, and readers would "
+                    "see them beside the table's: give the output a directory of its own"
+                )
             return None
         try:
             return deltalake.DeltaTable(str(self.path))

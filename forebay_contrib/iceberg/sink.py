@@ -45,6 +45,7 @@ _LOCATION = "forebay.location"
 _SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
 _REFERENCE = ("env:", "file:/")
 _NEWEST_FORMAT = 2
+_AMBIGUOUS = frozenset("%#?")  # in a location, which may be a URL
 
 
 class IcebergSink(FileTableSink):
@@ -132,6 +133,7 @@ class IcebergSink(FileTableSink):
 
         table, whole = self._table(connection, attempt.name), with_batch_time(schema)
         if table is None:
+            self._check_new(attempt.name)
             connection.create_namespace_if_not_exists(self.table.rpartition(".")[0])
             try:
                 table = connection.create_table(self.table, schema=whole)
@@ -149,9 +151,19 @@ class IcebergSink(FileTableSink):
 
     def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
         table = self._table(connection, where)
-        if table is not None:
+        if table is None:
+            self._check_new(where)
+        else:
             self._checked(table, schema, where)
         return table is not None
+
+    def _check_new(self, where: str) -> None:
+        """Raise SinkError for a name that can't be part of the new table's directory."""
+        if found := sorted(_AMBIGUOUS & set(self.table)):
+            raise SinkError(
+                f"{where}: the name of its Iceberg table {self.table!r} has {', '.join(found)}, which programs read in "
+                "several ways in the name of its directory: name the table otherwise"
+            )
 
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
@@ -325,7 +337,7 @@ def _directory(location: str, where: str) -> Path:
             "Spark's workers share, so give the catalog a warehouse of file:///DIRECTORY"
         )
     # What pyiceberg, pyarrow and Spark read of these differs.
-    if parts.netloc or not parts.path.startswith("/") or any(character in location for character in "%#?"):
+    if parts.netloc or not parts.path.startswith("/") or _AMBIGUOUS & set(location):
         raise SinkError(
             f"{where}: its Iceberg table lies at {location!r}, which programs read in several ways: give the "
             "catalog a warehouse of file:///DIRECTORY, without %, # and ?"

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from google.protobuf.json_format import ParseDict, ParseError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs, SeverityNumber
+from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
 
-from forebay_contrib.opentelemetry.parting import LEGACY, Level, Message
+from forebay_contrib.opentelemetry.parting import KINDS, LEGACY, Level, Message
 from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansError, spans_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from receiver_runtime.receivers.http.requests.json_spans import Span
 
@@ -33,13 +33,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 WRONG = (ParseError, ValueError, TypeError, AttributeError, KeyError)
 _NEXT_LEVEL = {Level.REQUEST: "resourceLogs", Level.RESOURCE: "scopeLogs", Level.SCOPE: "logRecords"}
 _LEGACY_LOGS = "instrumentationLibraryLogs"
-# What is around a part of each level in a request.
-_AROUND = {
-    Level.REQUEST: (b"", b""),
-    Level.RESOURCE: (b'{"resourceLogs":[', b"]}"),
-    Level.SCOPE: (b'{"resourceLogs":[{"scopeLogs":[', b"]}]}"),
-    Level.RECORD: (b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[', b"]}]}]}"),
-}
+_DEEPEST = 100  # messages within each other, at most: protobuf's own limit
 _UNDERSCORE = re.compile(r"_([a-z])")
 _KINDS = {field.json_name for field in AnyValue.DESCRIPTOR.fields}
 
@@ -49,15 +43,9 @@ class Json:
 
     def whole(self, body: bytes) -> ExportLogsServiceRequest:
         """Read a request at once. Raises one of WRONG, or RecursionError."""
-        found = json.loads(
-            body.decode(), object_pairs_hook=_members, parse_constant=_refuse_constant, parse_float=_finite
-        )
-        if _SURROGATE.search(body) is not None:
-            # Protobuf's reader fails by a SystemError on half a surrogate pair, also in a name that it does not know.
-            json.dumps(found, ensure_ascii=False).encode()
-        request = ExportLogsServiceRequest()
-        ParseDict(_with_protobufs_ids(found), request, ignore_unknown_fields=True)
-        return request
+        found = self.read(body, Level.REQUEST)
+        assert isinstance(found, ExportLogsServiceRequest)
+        return found
 
     def split(self, data: bytes, level: Level, check: Callable[[], None]) -> tuple[bytes, list[bytes]]:
         """Return an object without what is of the next level, and that. Raises UnknownSpansError."""
@@ -83,13 +71,25 @@ class Json:
 
     def read(self, data: bytes, level: Level) -> Message:
         """Read an object of this level. Raises one of WRONG, or RecursionError."""
-        before, behind = _AROUND[level]
-        found: Message = self.whole(before + data + behind).resource_logs[0]
-        if isinstance(found, ResourceLogs) and level > Level.RESOURCE:
-            found = found.scope_logs[0]
-        if isinstance(found, ScopeLogs) and level > Level.SCOPE:
-            found = found.log_records[0]
-        return found
+        # As deep as it stands in a request: what is too deep there must be so alone, or no record would be at fault.
+        outside = 2 * level
+        found = json.loads(
+            "[" * outside + data.decode() + "]" * outside,
+            object_pairs_hook=_members,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+        for _ in range(outside):
+            [found] = found
+        if _SURROGATE.search(data) is not None:
+            # Protobuf's reader fails by a SystemError on half a surrogate pair, also in a name that it does not know.
+            json.dumps(found, ensure_ascii=False).encode()
+        if not isinstance(found, dict):
+            raise TypeError("it is no object")
+        _CHECKS[level](found)
+        message: Message = KINDS[level]()
+        ParseDict(found, message, ignore_unknown_fields=True, max_recursion_depth=_DEEPEST - level)
+        return message
 
 
 def _name_of(member: Span) -> str:
@@ -123,30 +123,47 @@ def _finite(text: str) -> float:
     return number
 
 
-def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
-    """Convert ids to Base64, as protobuf's JSON has them; OTLP's JSON has them in hexadecimal."""
-    if not isinstance(request, dict):
-        raise TypeError("it is no object")
+def _check_request(request: Any) -> None:  # noqa: ANN401  whatever was sent
     if request and "resourceLogs" not in request:
         # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
         raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
     for of_resource in request.get("resourceLogs") or ():
-        if of_resource.get(_LEGACY_LOGS):
-            raise ValueError(LEGACY)
-        _check_attributes((of_resource.get("resource") or {}).get("attributes"))
-        for of_scope in of_resource.get("scopeLogs") or ():
-            _check_attributes((of_scope.get("scope") or {}).get("attributes"))
-            for record in of_scope.get("logRecords") or ():
-                _check_value(record.get("body"))
-                _check_attributes(record.get("attributes"))
-                severity = record.get("severityNumber")
-                is_cut = isinstance(severity, float) and not severity.is_integer()
-                if is_cut or (isinstance(severity, str) and severity not in SeverityNumber.keys()):  # noqa: SIM118  no mapping
-                    raise ValueError(f"severityNumber is {severity!r:.100}, which is none")
-                for name in ("traceId", "spanId"):
-                    if record.get(name):
-                        record[name] = base64.b64encode(_from_hex(name, record[name])).decode()
-    return request
+        _check_resource(of_resource)
+
+
+def _check_resource(of_resource: Any) -> None:  # noqa: ANN401  as above
+    if of_resource.get(_LEGACY_LOGS):
+        raise ValueError(LEGACY)
+    _check_attributes((of_resource.get("resource") or {}).get("attributes"))
+    for of_scope in of_resource.get("scopeLogs") or ():
+        _check_scope(of_scope)
+
+
+def _check_scope(of_scope: Any) -> None:  # noqa: ANN401  as above
+    _check_attributes((of_scope.get("scope") or {}).get("attributes"))
+    for record in of_scope.get("logRecords") or ():
+        _check_record(record)
+
+
+def _check_record(record: Any) -> None:  # noqa: ANN401  as above
+    """Check a log record, and convert its ids to Base64, as protobuf's JSON has them; OTLP's are hexadecimal."""
+    _check_value(record.get("body"))
+    _check_attributes(record.get("attributes"))
+    severity = record.get("severityNumber")
+    is_cut = isinstance(severity, float) and not severity.is_integer()
+    if is_cut or (isinstance(severity, str) and severity not in SeverityNumber.keys()):  # noqa: SIM118  no mapping
+        raise ValueError(f"severityNumber is {severity!r:.100}, which is none")
+    for name in ("traceId", "spanId"):
+        if record.get(name):
+            record[name] = base64.b64encode(_from_hex(name, record[name])).decode()
+
+
+_CHECKS: Mapping[Level, Callable[[Any], None]] = {
+    Level.REQUEST: _check_request,
+    Level.RESOURCE: _check_resource,
+    Level.SCOPE: _check_scope,
+    Level.RECORD: _check_record,
+}
 
 
 def _check_attributes(attributes: Any) -> None:  # noqa: ANN401  as above

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections import Counter
 from socket import AF_UNIX
 from socket import socket as system_socket
@@ -36,7 +37,12 @@ _KEEP_ALIVE = {
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 _RETRIES_REPORTED = 2  # which wait to connect again is reported: the first one also follows each lost connection
 _CONNECT_MILLISECONDS = 5000  # a host that drops packets is reported after two of these, not after the kernel's minutes
-_WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | _REFUSED
+# After this time without a handshake, a connection is reported. The library itself waits 30 s, and without end if the
+# other side sends anything but the first byte of a handshake.
+_HANDSHAKE_SECONDS = 10.0
+_WATCHED = (
+    zmq.Event.CONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | _REFUSED
+)
 
 
 class ZeroMQClient:
@@ -55,6 +61,8 @@ class ZeroMQClient:
         self._retries: Counter[str] = Counter()
         # By endpoint, how many connections: two host names may have one address.
         self._connected: Counter[str] = Counter()
+        # By endpoint, until when the handshake of a new connection may take.
+        self._handshake_until: dict[str, float] = {}
 
     def open(self) -> str:
         """Connect, or listen; return the endpoints, with the ports that the system chose.
@@ -108,6 +116,13 @@ class ZeroMQClient:
         """Return whether as many endpoints are connected as are declared, by the events yielded so far."""
         return self._connected.total() == len(self._source.endpoints)
 
+    @property
+    def handshake_milliseconds(self) -> int | None:
+        """Return how long until a handshake takes too long, 0 if one does already; None: no connection waits."""
+        if not self._handshake_until:
+            return None
+        return max(0, round(1000 * (min(self._handshake_until.values()) - time.monotonic())))
+
     def connection_events(self) -> Iterator[tuple[str, str | None]]:
         """Yield the endpoint of each event since the last call, and what went wrong; None: it is connected.
 
@@ -116,7 +131,10 @@ class ZeroMQClient:
         while self.monitor.poll(0):
             found = recv_monitor_message(self.monitor)
             event, endpoint = found["event"], found["endpoint"].decode(errors="replace")
-            if event & _REFUSED:
+            self._handshake_until.pop(endpoint, None)
+            if event == zmq.Event.CONNECTED:
+                self._handshake_until[endpoint] = time.monotonic() + _HANDSHAKE_SECONDS
+            elif event & _REFUSED:
                 yield endpoint, f"{endpoint}: the ZeroMQ handshake failed: check the socket types and the CURVE keys"
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._retries.clear()
@@ -131,6 +149,15 @@ class ZeroMQClient:
                 self._retries[endpoint] += 1
                 if self._retries[endpoint] == _RETRIES_REPORTED:
                     yield endpoint, f"{endpoint} can't be reached, ZeroMQ keeps trying"
+        for endpoint in [one for one, until in self._handshake_until.items() if until <= time.monotonic()]:
+            del self._handshake_until[endpoint]
+            yield (
+                endpoint,
+                (
+                    f"{endpoint} accepts connections and does not answer as ZeroMQ 4 does: check that a ZeroMQ sender "
+                    "listens there, and not another program"
+                ),
+            )
 
     def _encrypt(self) -> None:
         source, socket = self._source, self.socket

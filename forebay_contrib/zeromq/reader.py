@@ -68,8 +68,8 @@ class ZeroMQReader(ReadingThread):
         # With a low mark the library holds few messages even of a fast sender: that is no reason to wait.
         little = min(_LITTLE_MESSAGES, self._source.high_water_mark)
         while not self._is_stopping():
-            ready = {source for source, _ in everything.poll()}
-            if client.monitor in ready:
+            ready = {source for source, _ in everything.poll(client.handshake_milliseconds)}
+            if client.monitor in ready or client.handshake_milliseconds == 0:
                 self._report(client)
             if client.socket in ready and self._read(client) < little:
                 wake.poll(_PAUSE_MILLISECONDS)

@@ -43,6 +43,8 @@ _NOTHING = "\x01nothing\x01"
 _CSV = {"quote": '"', "escape": '"', "emptyValue": "", "nullValue": _NOTHING}
 _PATTERNS = frozenset({"dateformat", "timestampformat", "timestampntzformat"})
 _NO_QUOTE = frozenset({"", "\0"})
+# What Spark reads in a separator as one character.
+_ESCAPED = {r"\t": "\t", r"\r": "\r", r"\b": "\b", r"\f": "\f", r"\"": '"', r"\'": "'", r"\\": "\\", r"\u0000": "\0"}
 # Options that Spark reads and does not list.
 _UNLISTED = ("maxNestingDepth", "maxNumLen", "maxStringLen")
 # Spark takes these by default. No JSON has them.
@@ -303,6 +305,7 @@ def _csv_line(separator: str, quote: str, escape: str, fields: int) -> str:
     Quotes may stand behind the first character of a field that has none around it, as RFC 4180 says. An escape of its
     own stands only before a quote, because readers differ in what they make of any other one.
     """
+    separator = re.sub(r"\\(?:u0000|.)", lambda found: _ESCAPED.get(found[0], found[0]), separator)
     sep, around, before = re.escape(separator), re.escape(quote), re.escape(escape)
     if quote in _NO_QUOTE:
         field = rf"(?:(?!{sep})[^\r\n])*+"

@@ -42,6 +42,17 @@ def test_a_delta_table_is_refused(tmp_path: Path, settings: dict[str, Any], name
     assert files(tmp_path) == before
 
 
+def test_a_directory_of_a_parquet_sink_is_refused(tmp_path: Path) -> None:
+    """An output that was a ParquetSink's: readers of the directory would see both."""
+    (tmp_path / "t" / "date=2026-01-01").mkdir(parents=True)
+    before = files(tmp_path)
+    sink = DeltaSink(tmp_path / "t")
+    assert "has folders of Parquet files" in sink.check_target().found
+    with pytest.raises(SinkError, match="has folders of Parquet files"):
+        sink.write(words(("a", 1)), attempt())
+    assert files(tmp_path) == before
+
+
 def test_a_delta_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", TABLE)
     DeltaTable(tmp_path / "t").alter.add_constraint({"positive": "n > 0"})
@@ -177,6 +188,14 @@ def test_a_url_is_no_directory(path: str) -> None:
 def test_what_would_become_a_directory_of_that_name_is_refused(path: str | Path) -> None:
     with pytest.raises(DeclarationError, match=r"DeltaSink: .*: .*(write|give)"):
         DeltaSink(path)
+
+
+def test_a_path_that_delta_would_decode_is_refused(tmp_path: Path) -> None:
+    """The table would be made there, and looked for in `tA` from the second batch on."""
+    with pytest.raises(DeclarationError, match="has '%41', which Delta's readers take for a character's code"):
+        DeltaSink(tmp_path / "t%41")
+    DeltaSink(tmp_path / "90%").write(words(("a", 1)), attempt())
+    assert DeltaSink(tmp_path / "90%").check_target().health == "ok"
 
 
 def test_a_directory_with_a_colon_in_its_name_is_no_url(tmp_path: Path) -> None:

@@ -27,6 +27,17 @@ def test_an_iceberg_location_that_programs_read_in_several_ways_is_refused(odd: 
         _directory(odd, attempt().name)
 
 
+@pytest.mark.parametrize("name", ["s.t%41", "s.a#b", "s.a?b"])
+def test_a_name_that_its_directory_can_not_have_is_refused_before_the_table_is_made(tmp_path: Path, name: str) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    sink = IcebergSink(name, catalog=catalog)
+    assert "name the table otherwise" in sink.check_target().found
+    with pytest.raises(SinkError, match="name the table otherwise"):
+        sink.write(words(("a", 1)), attempt())
+    with load_catalog("forebay", **catalog) as loaded:
+        assert loaded.list_namespaces() == []
+
+
 _TIME = NestedField(3, "_batch_time", TimestamptzType(), required=False)
 _NUMBER = NestedField(2, "n", LongType(), required=False)
 

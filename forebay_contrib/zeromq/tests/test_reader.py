@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
+from forebay_contrib.zeromq import client
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.sources.source_registry import parse_source
 from tests.unit.receiver_runtime.rig import Rig, rig
@@ -210,6 +211,25 @@ def test_handshakes_that_fail_again_and_again_are_events_of_one_kind(tmp_path: P
             eventually(lambda: said(made, ReceiverEventKind.ERROR, "handshake failed"), "the report")
             told = [message for kind, message, _ in made.reporter.events if kind is ReceiverEventKind.ERROR]
             assert len({message for message in told if "can't be reached" not in message}) == 1, told
+
+
+@pytest.mark.parametrize("said_first", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"220 mail.example.com ESMTP\r\n"])
+def test_a_server_that_is_not_a_sender_is_shown_though_it_keeps_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_first: bytes
+) -> None:
+    """The library takes another protocol's first byte for that of a sender of 2011, and then waits without end."""
+    monkeypatch.setattr(client, "_HANDSHAKE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, bound(zmq.PUSH) as (sender, endpoint):
+        server.settimeout(20)
+        port = server.getsockname()[1]
+        with rig(tmp_path, zeromq([f"tcp://127.0.0.1:{port}", endpoint], "pull")) as made:
+            connection, _peer = server.accept()
+            with connection:
+                connection.sendall(said_first)
+                eventually(lambda: said(made, ReceiverEventKind.ERROR, f":{port} accepts connections"), "the report")
+                eventually(lambda: made.reporter.reasons[-1].startswith("degraded: "), "the status")
+                sender.send(b"good")
+                eventually(lambda: bodies(made) == [b"good"], "the other sender's message")
 
 
 def test_an_address_in_use_is_tried_again(tmp_path: Path, senders: Senders) -> None:

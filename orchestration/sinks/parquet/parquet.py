@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 _LISTINGS = 20
 # How many of the newest batches are looked at for the folders that an output makes: those without rows have none.
 _LOOKED_AT = 100
+_DELTA_LOG = "_delta_log"  # the folder that makes a directory a Delta table
 
 
 class ParquetSink(Sink):
@@ -134,7 +135,15 @@ class ParquetSink(Sink):
         return check_directory(self.path)
 
     def _check_folders(self, where: str, near: datetime) -> None:
-        """Raise SinkError if published batches have other folders: no reader takes both kinds as one table."""
+        """Raise SinkError if published batches have other folders: no reader takes both kinds as one table.
+
+        Nor is a Delta table a place for them: its `vacuum` deletes what its log does not name.
+        """
+        if (self.path / _DELTA_LOG).exists():
+            raise SinkError(
+                f"{where}: {self.path} is a Delta table, which deletes other files sooner or later: give the output a "
+                "directory of its own, or use DeltaSink"
+            )
         file = _some_file(self.path, near)
         if file is None:
             return

@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 from receiver_runtime.receivers.kafka.broker_questions import BROKER_SECONDS, BrokerQuestions, metadata_of
 from receiver_runtime.receivers.kafka.stream_beginning import StreamBeginning
 from receiver_runtime.receivers.kafka.topic_ids import TopicIds, new_id_link
+from receiver_runtime.reporting.source_marks import SourceMarks
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink
 from tracker_store.schema.states import LinkKind
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 # may lag for a moment.
 _LOOKS = 3
 _LOOK_SECONDS = 0.5
+_WAS_READ = (0,)  # the mark of a partition whose position only the broker has
 
 
 class OutOfRangeError(Exception):
@@ -118,7 +120,7 @@ class KafkaPlaces:
         """
         topic, number = key
         low, high = self._range(key)
-        began = low if self.beginning.is_later(key) else self._configured_start(key, low, high)
+        began = self._beginning_of(key, low, high)
         # The id first: if the topic is created again between the two queries, that is noticed the next time.
         read_by, now = self._ids.compare(key, look.ids.get(topic))
         at = self._supervisor.block_path.positions.open_partition(topic, str(number), began)
@@ -133,20 +135,12 @@ class KafkaPlaces:
             low, high = self._range(key)
         if low <= at.offset <= high:
             return Partition(at.generation, at.offset)
-        went_on = high if self._source.out_of_range == "latest" else low
-        where = f"{topic}/{number}: offset {at.offset} is next, the broker has {low} up to {high}"
-        if self._source.out_of_range == "stop":
-            raise OutOfRangeError(f"{where}. {OutOfRangeError.__doc__}")
         if at.offset < low:
-            self._receiver.report_error(
-                f"{where}: offsets {at.offset} up to {went_on}, {went_on - at.offset} of them, are gone unread, "
-                "and lost"
-            )
+            went_on = self._pass_lost(key, at.offset, low, high)
             lost = OffsetLink(topic, str(number), at.generation, at.offset, went_on, LinkKind.LOST)
             return Partition(at.generation, went_on, [lost])
-        return self._next_generation(
-            key, at, went_on, f"the broker has {low} up to {high}: the topic was created again, or its log truncated"
-        )
+        went_on = high if self._source.out_of_range == "latest" else low
+        return self._next_generation(key, at, went_on, _ends_before(low, high))
 
     def made_anew(self, keys: Sequence[Key]) -> list[Key]:
         """Return those open partitions whose topic is, or may be, another one of the same name by now."""
@@ -160,9 +154,49 @@ class KafkaPlaces:
         """Return the client ids of the group's members that are not this stream's receivers."""
         return self._brokers.members(self._source.group) - {self._settings["client.id"]}
 
-    def start_unreliably(self, key: Key) -> int:
-        """Return where to begin in a partition for which the broker has no committed position."""
-        return self._configured_start(key, *self._range(key))
+    def open_at_most_once(self, key: Key, at: int | None) -> int:
+        """Return where to read on in a partition whose position only the broker has, and report what is left out.
+
+        Args:
+            at: the next offset, by the group's commits or by what was read; None: the group has no position.
+
+        Raises:
+            OutOfRangeError: as ``open``.
+        """
+        topic, number = key
+        low, high = self._range(key)
+        mark = SourceMarks(self._supervisor.block_path.positions, f"group {self._source.group} of {topic}/{number}")
+        if at is None:
+            at = self._beginning_of(key, low, high)
+            if mark.read() is not None:
+                self._receiver.report_error(
+                    f"{topic}/{number}: the group {self._source.group!r} has no position any more and begins at offset "
+                    f"{at}: what it had not read before that is lost (a gap of unknown size), and what it had read "
+                    "from there on comes again"
+                )
+        mark.note(_WAS_READ)
+        if at < low:
+            return self._pass_lost(key, at, low, high)
+        if at > high:
+            where = f"{topic}/{number}: offset {at} is next, {_ends_before(low, high)}"
+            self._refuse_to_go_on(where)
+            at = high if self._source.out_of_range == "latest" else low
+            self._receiver.report_error(f"{where}; reading begins at offset {at} (a gap of unknown size)")
+        return at
+
+    def _pass_lost(self, key: Key, at: int, low: int, high: int) -> int:
+        """Return where to read on behind records that are gone, and report these. Raises OutOfRangeError."""
+        where = f"{key[0]}/{key[1]}: offset {at} is next, the broker has {low} up to {high}"
+        self._refuse_to_go_on(where)
+        went_on = high if self._source.out_of_range == "latest" else low
+        self._receiver.report_error(
+            f"{where}: offsets {at} up to {went_on}, {went_on - at} of them, are gone unread, and lost"
+        )
+        return went_on
+
+    def _refuse_to_go_on(self, where: str) -> None:
+        if self._source.out_of_range == "stop":
+            raise OutOfRangeError(f"{where}. {OutOfRangeError.__doc__}")
 
     # -- the next generation -----------------------------------------------------------------------------------------
 
@@ -194,13 +228,19 @@ class KafkaPlaces:
     def _next_generation(self, key: Key, at: Position, begins: int, why: str) -> Partition:
         topic, number = key
         where = f"{topic}/{number}: offset {at.offset} is next, {why}"
-        if self._source.out_of_range == "stop":
-            raise OutOfRangeError(f"{where}. {OutOfRangeError.__doc__}")
+        self._refuse_to_go_on(where)
         self._receiver.report_error(f"{where}; generation {at.generation + 1} begins at offset {begins}")
         origin = OffsetLink(topic, str(number), at.generation + 1, ORIGIN, begins, LinkKind.ORIGIN)
         return Partition(at.generation + 1, begins, [origin])
 
     # -- where to begin ----------------------------------------------------------------------------------------------
+
+    def _beginning_of(self, key: Key, low: int, high: int) -> int:
+        """Return where to begin in a partition that was not read before.
+
+        Of one that was added later, retention may have removed records that no receiver could read: it begins at 0.
+        """
+        return 0 if self.beginning.is_later(key) else self._configured_start(key, low, high)
 
     def _configured_start(self, key: Key, low: int, high: int) -> int:
         if isinstance(self._source.start, str):
@@ -214,3 +254,7 @@ class KafkaPlaces:
     def _range(self, key: Key) -> tuple[int, int]:
         low, high = self._consumer.get_watermark_offsets(TopicPartition(*key), timeout=BROKER_SECONDS)
         return low, high
+
+
+def _ends_before(low: int, high: int) -> str:
+    return f"the broker has {low} up to {high}: the topic was created again, or its log truncated"

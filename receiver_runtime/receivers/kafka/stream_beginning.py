@@ -1,7 +1,8 @@
 """Know which topics and partitions existed when the stream began.
 
-Partitions that were added later are read from their beginning, whatever ``start`` says. The driver log has the numbers
-beside the positions. This module owns their format; it must never say where a partition that existed begins.
+Partitions that were added later are read from their offset 0, whatever ``start`` says: what is gone of them is a gap.
+The driver log has the numbers beside the positions. This module owns their format; it must never say where a partition
+that existed begins.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ class StreamBeginning:
         self._source = source
         self._consumer = consumer
         self._path = path
-        self._begun = source.start == "earliest"
+        self._begun = False
         self._partitions_at_beginning: dict[str, int] = {}
 
     def record(self) -> bool:
         """Record once which topics and partitions exist, before any is read; return whether that is done.
 
-        Any matching topic that did not exist then counts as created later.
+        Any matching topic that did not exist then counts as created later. With ``start="earliest"`` nothing is
+        skipped: the first partition that is opened records it, and an unavailable broker delays nothing.
         """
+        return self._source.start == "earliest" or self._is_recorded()
+
+    def _is_recorded(self) -> bool:
         if not self._begun:
             try:
                 self._begun = self._begin_topics() if self._source.pattern is None else self._begin_pattern()
@@ -49,17 +54,15 @@ class StreamBeginning:
         return self._begun
 
     def is_later(self, key: Key) -> bool:
-        """Return whether a partition is read from its beginning: all are, or it was added later.
+        """Return whether a partition was added after the stream began.
 
         Raises KafkaException if the brokers can't say.
         """
         topic, number = key
-        if self._source.start == "earliest":
-            return True
         if topic not in self._partitions_at_beginning:
             if self._source.pattern is None:
                 self._note_beginning(topic, self._count(topic))
-            elif self.record():
+            elif self._is_recorded():
                 # All topics that existed are recorded: if this one is not among them, it was created later.
                 self._note_beginning(topic, 0)
             else:

@@ -82,6 +82,12 @@ class FileTableSuite(SinkSuite):
         assert target.changes_since(before) == 1
         assert target.rows() == [("a", 9), ("c", 3)]
 
+    def test_a_replay_replaces_what_the_output_wrote_under_another_name(self, target: FileTableTarget) -> None:
+        target.sink().write(words(("a", 1), ("b", 2)), attempt(output="counts"))
+        target.sink().write(words(("c", 3)), attempt(output="counts", time=LATER))
+        target.sink().write(words(("a", 9)), attempt(2, output="totals"))
+        assert target.rows() == [("a", 9), ("c", 3)]
+
     def test_an_attempt_overtaken_during_its_commit_changes_nothing(
         self, target: FileTableTarget, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -83,7 +83,9 @@ def test_valid_csv_is_typed_and_the_rest_is_kept_as_it_came(session: SparkSessio
     parsed = from_csv_records(lines(session, *CSV_GOOD, *CSV_BAD), SCHEMA)
     assert rows(well_formed(parsed)) == [(1, "a"), (2, None), (None, "b, c")]
     assert sorted(rows(corrupt(parsed))) == sorted((text,) for text in CSV_BAD)
-    assert rows(well_formed(from_csv_records(lines(session, "1;a"), SCHEMA, options={"sep": ";"}))) == [(1, "a")]
+    # As Spark reads it: a backslash and a letter are one character.
+    for sep, line in ((";", "1;a"), (r"\t", "1\ta"), (r"\\", r"1\a"), ("||", "1||a")):
+        assert rows(well_formed(from_csv_records(lines(session, line), SCHEMA, options={"sep": sep}))) == [(1, "a")]
 
 
 WIDE = "id BIGINT, name STRING, amount DOUBLE, ok BOOLEAN, price DECIMAL(6, 2)"

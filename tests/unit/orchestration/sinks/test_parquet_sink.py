@@ -121,6 +121,13 @@ def test_other_folders_beside_published_ones_are_refused(tmp_path: Path) -> None
             ParquetSink(sink.path, partition_by=other).check_target()
 
 
+def test_a_directory_of_a_delta_table_is_refused(sink: ParquetSink) -> None:
+    """An output that was a DeltaSink's: the table's vacuum would delete the results."""
+    (sink.path / "_delta_log").mkdir(parents=True)
+    with pytest.raises(SinkError, match="is a Delta table, which deletes other files"):
+        sink.check_target()
+
+
 def test_the_days_of_the_past_are_not_listed_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = ParquetSink(tmp_path / "counts")
     sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
