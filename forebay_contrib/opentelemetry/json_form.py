@@ -73,12 +73,16 @@ class Json:
         """Read an object of this level. Raises one of WRONG, or RecursionError."""
         # As deep as it stands in a request: what is too deep there must be so alone, or no record would be at fault.
         outside = 2 * level
-        found = json.loads(
-            "[" * outside + data.decode() + "]" * outside,
-            object_pairs_hook=_members,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
+        text = data.decode()
+        try:
+            found = json.loads(
+                "[" * outside + text + "]" * outside,
+                object_pairs_hook=_members,
+                parse_constant=_refuse_constant,
+                parse_float=_finite,
+            )
+        except json.JSONDecodeError as error:
+            raise json.JSONDecodeError(error.msg, text, error.pos - outside) from None
         for _ in range(outside):
             [found] = found
         if _SURROGATE.search(data) is not None:

@@ -16,8 +16,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from forebay_contrib.opentelemetry import answers as otlp_answers
-from forebay_contrib.opentelemetry.json_form import _members
+from forebay_contrib.opentelemetry.json_form import Json, _members
 from forebay_contrib.opentelemetry.logs import parse_logs
+from forebay_contrib.opentelemetry.parting import Level
 from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
 
 if TYPE_CHECKING:
@@ -579,3 +580,9 @@ def test_a_name_that_is_there_twice_is_found_in_one_pass(place: int) -> None:
         _members([*names, (Name(place), None)])
     # Only names with the same hash are compared.
     assert Name.compared < 100
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_an_error_of_json_names_the_place_in_what_was_sent(level: Level) -> None:
+    with pytest.raises(json.JSONDecodeError, match=r"column 7 \(char 6\)$"):
+        Json().read(b'{"a": tru}', level)

@@ -16,7 +16,6 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 from receiver_runtime.receivers.kafka.broker_questions import BROKER_SECONDS, BrokerQuestions, metadata_of
 from receiver_runtime.receivers.kafka.stream_beginning import StreamBeginning
 from receiver_runtime.receivers.kafka.topic_ids import TopicIds, new_id_link
-from receiver_runtime.reporting.source_marks import SourceMarks
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink
 from tracker_store.schema.states import LinkKind
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 # may lag for a moment.
 _LOOKS = 3
 _LOOK_SECONDS = 0.5
-_WAS_READ = (0,)  # the mark of a partition whose position only the broker has
 
 
 class OutOfRangeError(Exception):
@@ -154,35 +152,9 @@ class KafkaPlaces:
         """Return the client ids of the group's members that are not this stream's receivers."""
         return self._brokers.members(self._source.group) - {self._settings["client.id"]}
 
-    def open_at_most_once(self, key: Key, at: int | None) -> int:
-        """Return where to read on in a partition whose position only the broker has, and report what is left out.
-
-        Args:
-            at: the next offset, by the group's commits or by what was read; None: the group has no position.
-
-        Raises:
-            OutOfRangeError: as ``open``.
-        """
-        topic, number = key
-        low, high = self._range(key)
-        mark = SourceMarks(self._supervisor.block_path.positions, f"group {self._source.group} of {topic}/{number}")
-        if at is None:
-            at = self._beginning_of(key, low, high)
-            if mark.read() is not None:
-                self._receiver.report_error(
-                    f"{topic}/{number}: the group {self._source.group!r} has no position any more and begins at offset "
-                    f"{at}: what it had not read before that is lost (a gap of unknown size), and what it had read "
-                    "from there on comes again"
-                )
-        mark.note(_WAS_READ)
-        if at < low:
-            return self._pass_lost(key, at, low, high)
-        if at > high:
-            where = f"{topic}/{number}: offset {at} is next, {_ends_before(low, high)}"
-            self._refuse_to_go_on(where)
-            at = high if self._source.out_of_range == "latest" else low
-            self._receiver.report_error(f"{where}; reading begins at offset {at} (a gap of unknown size)")
-        return at
+    def start_unreliably(self, key: Key) -> int:
+        """Return where to begin in a partition for which the broker has no committed position."""
+        return self._configured_start(key, *self._range(key))
 
     def _pass_lost(self, key: Key, at: int, low: int, high: int) -> int:
         """Return where to read on behind records that are gone, and report these. Raises OutOfRangeError."""

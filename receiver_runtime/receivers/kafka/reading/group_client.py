@@ -74,6 +74,7 @@ def _make_fetcher(library: Library, settings: Mapping[str, Option]) -> ColumnFet
 
 def _settings(source: Kafka, stream_name: str) -> dict[str, Option]:
     exactly_once = source.exactly_once
+    start = source.start
     defaults: dict[str, Option] = {
         "client.id": f"forebay-{stream_name}",
         "partition.assignment.strategy": "cooperative-sticky",
@@ -91,6 +92,5 @@ def _settings(source: Kafka, stream_name: str) -> dict[str, Option]:
         "group.id": source.group,
         "enable.auto.commit": not exactly_once,
         "enable.auto.offset.store": not exactly_once,
-        # `places` decides where to begin, and reports what is left out.
-        "auto.offset.reset": "error",
+        "auto.offset.reset": "error" if exactly_once else start if isinstance(start, str) else "earliest",
     }

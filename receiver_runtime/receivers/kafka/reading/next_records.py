@@ -101,7 +101,7 @@ class NextRecords:
                 continue
             # A late partition is read again from the last record that passes or waits.
             if key not in self._rates.late or one.offset < max(
-                self._rates.waits_until(key), *(ends_of_runs(records).get(key, 0) for records in passing), 0
+                self._rates.waits_until(key), *(_ends(records).get(key, 0) for records in passing), 0
             ):
                 found.append(one)
         return found
@@ -130,14 +130,14 @@ class NextRecords:
         for partition in self._partitions.read.values():
             links += partition.links
             partition.links = []
-        for (topic, number), end in ends_of_runs(piece).items():
+        for (topic, number), end in _ends(piece).items():
             partition = self._partitions.read[topic, number]
             links.append(OffsetLink(topic, str(number), partition.generation, partition.position, end))
             partition.position = end
         return links
 
 
-def ends_of_runs(records: Records) -> dict[Key, int]:
+def _ends(records: Records) -> dict[Key, int]:
     """Return the offset after the last record of each partition."""
     return {(run.topic, run.partition): int(records.offsets[run.end - 1]) + 1 for run in records.runs}
 

@@ -12,7 +12,7 @@ pytest.importorskip("confluent_kafka")
 from receiver_runtime.receivers.kafka import topic_ids
 from receiver_runtime.receivers.kafka.broker_questions import BrokerQuestions
 from receiver_runtime.receivers.kafka.declaration import Kafka
-from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look, OutOfRangeError
+from receiver_runtime.receivers.kafka.places import KafkaPlaces, Look
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from tests.unit.receiver_runtime.rig import rig
 from tracker_store.blocks.blocks import Position
@@ -46,7 +46,6 @@ class Places(KafkaPlaces):
 
     ids: list[int]
     log: dict[str, Position]
-    marks: dict[str, Position]
     said: list[str]
 
     def next_ids(self) -> dict[str, int]:
@@ -62,7 +61,6 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
     with rig(tmp_path, receiver, start=False) as made:
         found = Places(receiver, source, Consumer(), {})  # type: ignore[arg-type]
         found.log = {"0": Position(0, 10), TOPIC_ID: Position(0, 1)}
-        found.marks = {}
         found.ids = [1]
         found.said = []
         monkeypatch.setattr(receiver, "report_error", found.said.append)
@@ -71,10 +69,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
             made.supervisor.block_path,
             "positions",
             SimpleNamespace(
-                all_of=lambda source: found.marks if source.startswith("mark of ") else found.log,
-                open_partition=lambda source, partition, start: (
-                    found.marks if source.startswith("mark of ") else found.log
-                ).setdefault(partition, Position(0, start)),
+                all_of=lambda _: found.log,
+                open_partition=lambda _, partition, start: found.log.setdefault(partition, Position(0, start)),
             ),
         )
         yield found
@@ -101,40 +97,6 @@ def test_what_is_gone_of_a_partition_that_was_added_later_is_a_gap(
     assert places.log["0"] == Position(0, 0 if is_gap else 6)
     assert bool(places.said) is is_gap
     assert all("offsets 0 up to 6, 6 of them, are gone unread" in one for one in places.said)
-
-
-WHAT_IS_GONE = [
-    (10, 0, "earliest", 10, []),
-    (10, 16, "earliest", 16, ["offsets 10 up to 16, 6 of them, are gone unread"]),
-    (10, 16, "latest", 100, ["offsets 10 up to 100, 90 of them, are gone unread"]),
-    (200, 16, "earliest", 16, ["offset 200 is next, the broker has 16 up to 100"]),
-    (None, 16, "earliest", 16, ["has no position any more and begins at offset 16"]),
-]
-
-
-@pytest.mark.parametrize(("at", "low", "out_of_range", "goes_on", "said"), WHAT_IS_GONE)
-def test_what_is_left_out_at_most_once_is_reported(
-    places: Places,
-    monkeypatch: pytest.MonkeyPatch,
-    at: int | None,
-    low: int,
-    out_of_range: str,
-    goes_on: int,
-    said: list[str],
-) -> None:
-    assert places.open_at_most_once(KEY, 0) == 0
-    assert places.said == []
-    monkeypatch.setattr(Consumer, "low", low)
-    monkeypatch.setattr(places, "_source", places._source.model_copy(update={"out_of_range": out_of_range}))
-    assert places.open_at_most_once(KEY, at) == goes_on
-    assert len(places.said) == len(said)
-    assert all(one in found for one, found in zip(said, places.said, strict=True))
-
-
-def test_a_position_out_of_range_stops_at_most_once_too(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_source", places._source.model_copy(update={"out_of_range": "stop"}))
-    with pytest.raises(OutOfRangeError, match="offset 200 is next"):
-        places.open_at_most_once(KEY, 200)
 
 
 def test_another_id_begins_the_next_generation(places: Places) -> None:
