@@ -313,8 +313,9 @@ def absent_pipelines(
     return [
         (
             f"The driver log also has {row.name}, which this module does not declare. No batch is made of it, while "
-            "receivers of its streams go on. Put it back, or if it is to go, with the records that wait for it: "
-            f"`forebay stop --pipeline {row.name} --timeout 0s`, then `forebay pipelines remove {row.name}`."
+            "receivers of its streams go on. Put it back into the module, or give up what waits for it, which then "
+            f"does not come out: `forebay stop --pipeline {row.name} --timeout 0s`, then `forebay pipelines remove "
+            f"{row.name}`."
         )
         for row in store.list_pipelines(connection)
         if row.name not in declared

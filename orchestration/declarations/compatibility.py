@@ -96,12 +96,13 @@ def _pipelines_gone(
         if new:
             yield (
                 f"pipeline {name!r} is gone (renamed? new is {new}: under a new name it is a new pipeline. To replace "
-                f"{name} by it: {removal(name, read)}: then records that came out come out again)"
+                f"{name} by it: {removal(name, read)})"
             )
         else:
             yield (
                 f"pipeline {name!r} is gone; until it is removed too, its records wait, and its receivers go on: "
-                f"`forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and apply"
+                f"`forebay stop --pipeline {name}`, `forebay pipelines remove {name}`, and only then apply, after "
+                "which no batch of it runs"
             )
 
 

@@ -340,9 +340,17 @@ class CodeCopies:
         return self._read(_MODULE)
 
     def declares(self, declared: Mapping[str, Any] | None) -> None:
-        """Keep what the version in force declares, as ``compatibility.declared`` returns it; None: none is in force."""
+        """Keep what the version in force declares, as ``compatibility.declared`` returns it; None: none is in force.
+
+        Beside it, as `lost`, the pipelines that versions before it had and this one has not.
+        """
+        before = self.declared() or {"pipelines": {}, "lost": []}
+        lost = {*before["pipelines"], *before["lost"]}
         try:
-            self._write(_DECLARED, "" if declared is None else json.dumps(declared))
+            self._write(
+                _DECLARED,
+                "" if declared is None else json.dumps({**declared, "lost": sorted(lost - {*declared["pipelines"]})}),
+            )
         except OSError:
             # People are told less, and all goes on.
             (self._folder / _DECLARED).unlink(missing_ok=True)

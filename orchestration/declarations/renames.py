@@ -36,8 +36,8 @@ def removal(pipeline: str, read: Mapping[str, Collection[str]]) -> str:
         before = f"{stops} (because {readers} reads it too, and what comes meanwhile would be in neither), "
         after = f", {starts}"
     return (
-        f"{before}`forebay stop --pipeline {pipeline}`, `forebay pipelines remove {pipeline}`, `forebay apply`{after}; "
-        'one that takes its place needs start="latest" before that, or begins with all records that are kept'
+        'write start="latest" in one that takes its place (else it begins with all records that are kept), then '
+        f"{before}`forebay stop --pipeline {pipeline}`, `forebay pipelines remove {pipeline}`, `forebay apply`{after}"
     )
 
 

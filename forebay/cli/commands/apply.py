@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def print_changes(console: Console, changes: Sequence[Change]) -> None:
-    """Print the difference, with one line per changed key, and sentences on senders who are refused from then on."""
+def print_changes(console: Console, changes: Sequence[Change], *, asks: bool = False) -> None:
+    """Print the difference, with one line per changed key, and sentences on senders who are refused from then on.
+
+    asks: nothing is written, and what a stream that stops needs is not known before a person has answered.
+    """
     rows = [[f"+ {change.kind}", change.name, "", "", "new"] for change in changes if change.action == "add"]
     signs = {"stop": "-"}
     rows += [
@@ -49,7 +52,7 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
                     f"{change.name}: its senders must use {new}. {old} gets 404 as soon as its receivers start again.",
                     markup=False,
                 )
-        if change.action == "stop":
+        if change.action == "stop" and not asks:
             console.print(
                 f"{change.name}: nothing reads it any more. Its receivers stop, so that senders are refused; what it "
                 "has stored is kept for its retention (`forebay streams`). If it is gone for good: `forebay streams "
@@ -155,7 +158,7 @@ def apply(
     for line in targets.unasked:
         console.print(line, markup=False, soft_wrap=True)
     if unclear is not None:
-        print_changes(console, changes)
+        print_changes(console, changes, asks=True)
         console.print(f"Nothing was written. {unclear}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     if not dry_run:
@@ -166,7 +169,8 @@ def apply(
     # Not before a refusal or a question, which may be about the same pipelines, and says another way out.
     for line in effects:
         console.print(sentence(line), markup=False, soft_wrap=True)
-    _print_written(console, changes, steps, version=version if is_new_code else None, dry_run=dry_run)
+    if changes or not effects:
+        _print_written(console, changes, steps, version=version if is_new_code else None, dry_run=dry_run)
 
 
 def _print_written(

@@ -652,7 +652,7 @@ def _ends_in_words(console: Console) -> Iterator[None]:
         console.print(str(stopped))
         raise typer.Exit(1) from stopped
     except StartRefusedError as refused:
-        print_changes(console, refused.changes)
+        print_changes(console, refused.changes, asks=True)
         console.print(str(refused), style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from refused
     except (

@@ -56,13 +56,14 @@ def left_to_a_person(
     if before is None:
         return absent_pipelines(connection, pipelines)
     waits = needs_a_person(still_applied(connection, before), declared(pipelines), streams_read(connection))
-    return waits + absent_pipelines(connection, pipelines, running=before["pipelines"])
+    return waits + absent_pipelines(connection, pipelines, running=before["pipelines"], lost=before["lost"])
 
 
 def lost_here(connection: sa.Connection, module: str, pipelines: Sequence[Pipeline], settings: Settings) -> list[str]:
     """Return what becomes of the pipelines that no code here has once these declarations are in force."""
     before = declared_here(settings) if runs_here(module, settings) else None
-    return absent_pipelines(connection, pipelines, lost=() if before is None else before["pipelines"])
+    lost = () if before is None else (*before["pipelines"], *before["lost"])
+    return absent_pipelines(connection, pipelines, lost=lost)
 
 
 def code_state(settings: Settings) -> CodeState:

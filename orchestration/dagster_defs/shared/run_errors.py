@@ -5,6 +5,7 @@ A list of runs, and a job's tile, say that a run failed and not why: a tag does.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import dagster as dg
@@ -13,6 +14,7 @@ import structlog
 _MOST_EVENTS = 20  # newest events read: the reason why a run died at its start comes shortly before its end
 _LONGEST = 1_000  # characters
 _LONGEST_TAG = 250  # characters: a list shows a line
+_NO_JOB = re.compile(r"(Could not find job '[^']*')\. Found: .*")
 CAUSE_TAG = "forebay/failed_because"
 
 log = structlog.get_logger(__name__)
@@ -44,7 +46,12 @@ def why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
         while error.cause is not None:
             error = error.cause
         said = error.message
-    return " ".join(said.split())[:_LONGEST]
+    return _without_the_others(" ".join(said.split()))[:_LONGEST]
+
+
+def _without_the_others(said: str) -> str:
+    """Return Dagster's message on a job that there is not without the list of those that there are."""
+    return _NO_JOB.sub(r"\1: the code that the run was given does not have its pipeline", said)
 
 
 def _error(event: dg.DagsterEvent) -> Any | None:  # noqa: ANN401  an internal class of Dagster

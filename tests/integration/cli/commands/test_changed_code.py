@@ -150,9 +150,8 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
             [('Pipeline("words"', 'Pipeline("terms"'), ("data/tails", "data/others")],
             (
                 "pipeline 'words' is gone (renamed? new is terms: under a new name it is a new pipeline. To replace "
-                "words by it: `forebay stop --pipeline words`, `forebay pipelines remove words`, `forebay apply`; one "
-                'that takes its place needs start="latest" before that, or begins with all records that are kept: then '
-                "records that came out come out again)"
+                'words by it: write start="latest" in one that takes its place (else it begins with all records that '
+                "are kept), then `forebay stop --pipeline words`, `forebay pipelines remove words`, `forebay apply`)"
             ),
         ),
         ([("data/tails", "data/others")], "output words.tails writes to another place"),
@@ -550,9 +549,14 @@ def test_apply_says_what_a_running_up_would_not_do_by_itself(
     assert told not in forebay("apply", "shop", "--dry-run"), "nothing runs that has it"
     with take_lock(home):
         assert told in forebay("apply", "shop", "--dry-run")
-        assert "No batch is made of it, while receivers of its streams go on. Put it back" in forebay("apply", "shop")
+        assert "No batch is made of it, while receivers of its streams go on. Put it back into" in forebay(
+            "apply", "shop"
+        )
         with connect(engine) as connection:
             assert any(told in finding.found for finding in _compare(connection, "shop", after, []))
+            # Once the code without it is in force.
+            copies.declares(compatibility.declared(after))
+            assert any("also has others" in finding.found for finding in _compare(connection, "shop", after, []))
 
 
 @pytest.mark.parametrize("is_new", [True, False])
