@@ -169,21 +169,17 @@ def apply(
     # Not before a refusal or a question, which may be about the same pipelines, and says another way out.
     for line in effects:
         console.print(sentence(line), markup=False, soft_wrap=True)
-    if changes or not effects:
-        _print_written(console, changes, steps, version=version if is_new_code else None, dry_run=dry_run)
-
-
-def _print_written(
-    console: Console, changes: Sequence[Change], steps: Sequence[str], *, version: str | None, dry_run: bool
-) -> None:
-    """Print what was written, or would be. version: the code's, if a running `forebay up` has another."""
-    if version is not None:
+    if is_new_code:
         effect = "would take effect" if dry_run else "takes effect"
         console.print(f"Code {version} {effect} at the next batch: the running `forebay up` checks it first.")
-    if not changes:
-        what = "Nothing to apply" if version is None else "No declaration changed"
-        console.print(f"{what}: code and driver log agree.")
-        return
+    if changes:
+        _print_written(console, changes, steps, dry_run=dry_run)
+    else:
+        what = "No declaration changed" if is_new_code else "Nothing to apply"
+        console.print(f"{what}." if effects else f"{what}: code and driver log agree.")
+
+
+def _print_written(console: Console, changes: Sequence[Change], steps: Sequence[str], *, dry_run: bool) -> None:
     print_changes(console, changes)
     for step in steps:
         console.print(step, markup=False)

@@ -164,7 +164,13 @@ def put_in_force(
     new = now["pipelines"].keys() - request.declared["pipelines"].keys()
     start_pipelines(connection, names=sorted(new - stopping), lift_halts=False)
     said = " ".join(
-        [said, *(f"{name} goes on stopping: `forebay start --pipeline {name}` lets it run." for name in new & stopping)]
+        [
+            said,
+            *(
+                f"{name} goes on stopping: `forebay start --pipeline {name}` lets it run."
+                for name in sorted(new & stopping)
+            ),
+        ]
     ).strip()
     # A check before this one may have moved the link, and have ended then.
     loaded = before if request.runs is None else Path(request.runs)

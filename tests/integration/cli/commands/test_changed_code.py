@@ -548,7 +548,10 @@ def test_apply_says_what_a_running_up_would_not_do_by_itself(
 
     assert told not in forebay("apply", "shop", "--dry-run"), "nothing runs that has it"
     with take_lock(home):
-        assert told in forebay("apply", "shop", "--dry-run")
+        dry = forebay("apply", "shop", "--dry-run")
+        assert told in dry
+        assert "would take effect at the next batch: the running `forebay up` checks it first. No declaration" in dry
+        assert not dry.endswith("agree.")
         assert "No batch is made of it, while receivers of its streams go on. Put it back into" in forebay(
             "apply", "shop"
         )
