@@ -116,7 +116,7 @@ def _moved_path(source: Source, old: str, new: str) -> list[tuple[str, Any, Any]
 def _lost(pipelines: Sequence[Pipeline], rows: Mapping[str, store.PipelineRow]) -> set[str]:
     """Return the streams of these pipelines that no pipeline would read any more."""
     own = {pipeline.name for pipeline in pipelines}
-    before = {name: _streams_of(row) for name, row in rows.items()}
+    before = streams_read(rows.values())
     after = {stream.name for stream in declared_streams(pipelines)}.union(
         *(names for pipeline, names in before.items() if pipeline not in own)
     )
@@ -146,6 +146,11 @@ def _stops(connection: sa.Connection, lost: Mapping[str, dict[str, Any]]) -> lis
 
 def _streams_of(row: store.PipelineRow) -> set[str]:
     return {*PipelineDeclaration.of(row.declaration).streams}
+
+
+def streams_read(rows: Iterable[store.PipelineRow]) -> dict[str, set[str]]:
+    """Return the streams that each of these pipelines reads."""
+    return {row.name: _streams_of(row) for row in rows}
 
 
 def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
@@ -194,8 +199,8 @@ def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
     before = {row.name: row for row in store.list_pipelines(connection)}
     streams, own = declared_streams(pipelines), {pipeline.name for pipeline in pipelines}
     renamed = renames(streams, applied)
-    read = {name: _streams_of(row) for name, row in before.items()}
-    others = {name: streams_of for name, streams_of in read.items() if name not in own}
+    read = streams_read(before.values())
+    others = {name: names for name, names in read.items() if name not in own}
     refuse_to_rename(renamed, {stream.name for stream in streams}, others, read)
     for pipeline in pipelines:
         if pipeline.name in before:
@@ -225,7 +230,6 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
     `before`: the pipelines of the driver log by name; none to compare the declarations alone. Raises SharedPlaceError.
     """
     declared = {pipeline.name for pipeline in pipelines}
-    read = {name: _streams_of(row) for name, row in before.items()}
     outputs = [
         (row.name, name, output)
         for row in before.values()
@@ -252,7 +256,8 @@ def refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.Pi
             owners.setdefault(place.key, (pipeline, name))
             continue
         owner = owners[other]
-        gone = "" if owner[0] in declared else f" (if that one is gone: {removal(owner[0], read)})"
+        steps = "" if owner[0] in declared else removal(owner[0], streams_read(before.values()))
+        gone = f" (if that one is gone: {steps})" if steps else ""
         how = "as" if other == place.key else "and one of the two lies within the other, where"
         raise SharedPlaceError(
             f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, {how} output {owner[1]!r} of pipeline "
@@ -322,11 +327,6 @@ def absent_pipelines(
         and row.state is PipelineState.RUNNING
         and (row.name in lost or row.last_batch_time < since - _IDLE_INTERVALS * row.interval)
     ]
-
-
-def streams_read(connection: sa.Connection) -> dict[str, set[str]]:
-    """Return the streams that each applied pipeline reads."""
-    return {row.name: _streams_of(row) for row in store.list_pipelines(connection)}
 
 
 def still_applied(connection: sa.Connection, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,10 +137,10 @@ def put_in_force(
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now = declared(pipelines)
-    decisions = needs_a_person(request.declared, now, streams_read(connection))
-    said = " ".join(rename_hints(connection, pipelines))
+    decisions = needs_a_person(request.declared, now, streams_read(list_pipelines(connection)))
+    hints = rename_hints(connection, pipelines)
     if decisions and not request.agreed:
-        return CodeAnswer(Outcome.WAITS, f"{'; '.join(decisions)}{f'. {said}' if said else ''}")
+        return CodeAnswer(Outcome.WAITS, ". ".join(filter(None, ["; ".join(decisions), " ".join(hints)])))
     refuse(connection, pipelines)
     changes = difference(connection, pipelines)
     unclear = undecided(connection, pipelines, changes, NOTHING_DECIDED, "forebay apply")
@@ -163,20 +163,14 @@ def put_in_force(
         raise
     new = now["pipelines"].keys() - request.declared["pipelines"].keys()
     start_pipelines(connection, names=sorted(new - stopping), lift_halts=False)
-    said = " ".join(
-        [
-            said,
-            *(
-                f"{name} goes on stopping: `forebay start --pipeline {name}` lets it run."
-                for name in sorted(new & stopping)
-            ),
-        ]
-    ).strip()
+    hints += [
+        f"{name} goes on stopping: `forebay start --pipeline {name}` lets it run." for name in sorted(new & stopping)
+    ]
     # A check before this one may have moved the link, and have ended then.
     loaded = before if request.runs is None else Path(request.runs)
     if loaded is not None and loaded != copy.file:
         _restart_receivers(connection, pipelines, CodeCopy(loaded), copy)
-    return CodeAnswer(Outcome.IN_FORCE, said, declared=now, is_new=bool(changes) or now != request.declared)
+    return CodeAnswer(Outcome.IN_FORCE, " ".join(hints), declared=now, is_new=bool(changes) or now != request.declared)
 
 
 def _restart_receivers(

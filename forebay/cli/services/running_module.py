@@ -12,6 +12,7 @@ from orchestration.declarations.apply import absent_pipelines, still_applied, st
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.project_code import CodeCopies
 from orchestration.declarations.settings import ModuleMissingError
+from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.host.code_in_force import NO_CODE
 
 if TYPE_CHECKING:
@@ -43,25 +44,31 @@ def runs_here(module: str, settings: Settings) -> bool:
     return lock_holder(settings.home) is not None and CodeCopies(settings.home).module() == module
 
 
-def declared_here(settings: Settings) -> Mapping[str, Any] | None:
-    """Return what the code in force of the `forebay up` of this home declares; None without one."""
-    return CodeCopies(settings.home).declared() if lock_holder(settings.home) is not None else None
+def declared_here(settings: Settings, module: str | None = None) -> Mapping[str, Any] | None:
+    """Return what the code in force of the `forebay up` of this home declares; None without one, or if it runs another.
+
+    module: the one that it must run; None: any.
+    """
+    is_here = lock_holder(settings.home) is not None if module is None else runs_here(module, settings)
+    return CodeCopies(settings.home).declared() if is_here else None
 
 
 def left_to_a_person(
     connection: sa.Connection, module: str, pipelines: Sequence[Pipeline], settings: Settings
 ) -> list[str]:
     """Return what the `forebay up` of this home would not do by itself, and the pipelines that no code here has."""
-    before = declared_here(settings) if runs_here(module, settings) else None
+    before = declared_here(settings, module)
     if before is None:
         return absent_pipelines(connection, pipelines)
-    waits = needs_a_person(still_applied(connection, before), declared(pipelines), streams_read(connection))
+    waits = needs_a_person(
+        still_applied(connection, before), declared(pipelines), streams_read(list_pipelines(connection))
+    )
     return waits + absent_pipelines(connection, pipelines, running=before["pipelines"], lost=before["lost"])
 
 
 def lost_here(connection: sa.Connection, module: str, pipelines: Sequence[Pipeline], settings: Settings) -> list[str]:
     """Return what becomes of the pipelines that no code here has once these declarations are in force."""
-    before = declared_here(settings) if runs_here(module, settings) else None
+    before = declared_here(settings, module)
     lost = () if before is None else (*before["pipelines"], *before["lost"])
     return absent_pipelines(connection, pipelines, lost=lost)
 

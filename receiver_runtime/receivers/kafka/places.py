@@ -138,7 +138,9 @@ class KafkaPlaces:
             lost = OffsetLink(topic, str(number), at.generation, at.offset, went_on, LinkKind.LOST)
             return Partition(at.generation, went_on, [lost])
         went_on = high if self._source.out_of_range == "latest" else low
-        return self._next_generation(key, at, went_on, _ends_before(low, high))
+        return self._next_generation(
+            key, at, went_on, f"the broker has {low} up to {high}: the topic was created again, or its log truncated"
+        )
 
     def made_anew(self, keys: Sequence[Key]) -> list[Key]:
         """Return those open partitions whose topic is, or may be, another one of the same name by now."""
@@ -226,7 +228,3 @@ class KafkaPlaces:
     def _range(self, key: Key) -> tuple[int, int]:
         low, high = self._consumer.get_watermark_offsets(TopicPartition(*key), timeout=BROKER_SECONDS)
         return low, high
-
-
-def _ends_before(low: int, high: int) -> str:
-    return f"the broker has {low} up to {high}: the topic was created again, or its log truncated"
