@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.machine.state_directory import state_directory
+from tests.support.machine.written_modules import forget_written_modules
 from tests.support.postgres.server_directory import server_directory
 from tests.support.spark.class_archive import use_class_archive
 from tests.support.watchdog import Watchdog
@@ -51,12 +53,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def process_settings() -> Iterator[None]:
-    """Undo what a command that ran in this process has set for all of it: the log, and the umask."""
+    """Undo what a test has set for all of its process: the log, the umask, and where and what it imports."""
     log, umask = structlog.get_config(), os.umask(0o022)
     os.umask(umask)
+    modules, path = frozenset(sys.modules), list(sys.path)
     yield
     structlog.configure(**log)
     os.umask(umask)
+    sys.path[:] = path
+    forget_written_modules(modules)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,6 @@ from tests.support.driver_log.log import make_log
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
 
     import pyarrow as pa
     import sqlalchemy as sa
@@ -40,18 +39,14 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a working directory with the page's files in it."""
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a working directory with the page's files in it."""
     receiver, pipeline = blocks("python")[:2]
     (tmp_path / "my_spool.py").write_text(receiver, encoding="utf-8")
     (tmp_path / "my_pipeline.py").write_text(pipeline, encoding="utf-8")
     (tmp_path / "incoming").mkdir()
     monkeypatch.chdir(tmp_path)
-    before = list(sys.path)
-    yield tmp_path
-    sys.path[:] = before
-    for name in ("my_spool", "my_pipeline"):
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 def install(directory: Path) -> None:

@@ -30,7 +30,6 @@ from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import AttemptFailure, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 # Warnings from Dagster: features that it calls beta or preview, and pydantic features that its components use.
@@ -47,16 +46,14 @@ MODULES = [name.removesuffix(".py") for name in FILES if name.endswith(".py")]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a directory with all files of the page, importable while the test runs."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a directory with all files of the page, importable while the test runs."""
     # `test_own_instance.py` has its dagster.yaml, and the Postgres that it needs.
     for name, text in (item for item in FILES.items() if item[0] != "dagster.yaml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for module in MODULES:
-        sys.modules.pop(module, None)
+    return tmp_path
 
 
 def definitions(module: str) -> dg.Definitions:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from tracker_store.connection.engine import connect
 from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -42,17 +41,14 @@ OUTPUT = dg.AssetKey(["words", "word_counts"])
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Yield a function that imports a file of the page; the working directory is the test's own."""
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Return a function that imports a file of the page; the working directory is the test's own."""
     for name, code in FILES.items():
         # Spark's working directory is that of the process that started it.
         (tmp_path / f"{name}.py").write_text(code.replace('f"data/', f'f"{tmp_path}/data/'), encoding="utf-8")
-        sys.modules.pop(name, None)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    yield importlib.import_module
-    for name in FILES:
-        sys.modules.pop(name, None)
+    return importlib.import_module
 
 
 def outputs(

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import re
-import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,12 +84,8 @@ def test_its_file_loads_beside_the_pipeline_of_the_page_on_dagster(
     pipelines = dict(_FILE.findall((HOW_TO / "dagster.md").read_text(encoding="utf-8")))["pipelines.py"]
     (tmp_path / "pipelines.py").write_text(pipelines, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    try:
-        defs = importlib.import_module(name.removesuffix(".py")).defs
-        assert isinstance(defs, dg.Definitions)
-        repository = defs.get_repository_def()
-        assert "tell_somebody" in {sensor.name for sensor in repository.sensor_defs}
-        assert "tell_somebody" in {job.name for job in repository.get_all_jobs()}
-    finally:
-        for module in (name.removesuffix(".py"), "pipelines"):
-            sys.modules.pop(module, None)
+    defs = importlib.import_module(name.removesuffix(".py")).defs
+    assert isinstance(defs, dg.Definitions)
+    repository = defs.get_repository_def()
+    assert "tell_somebody" in {sensor.name for sensor in repository.sensor_defs}
+    assert "tell_somebody" in {job.name for job in repository.get_all_jobs()}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import re
 import socket
-import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,9 +23,6 @@ from tests.unit.receiver_runtime.rig import rig as memory_rig
 from tests.unit.receiver_runtime.support import MemoryBlockLog, reaches
 from tracker_store.connection.engine import connect
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "custom-receiver.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("\n## 6. ") :]
 KILLS = 4
@@ -38,17 +33,13 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a working directory with the section's two receivers in it."""
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a working directory with the section's two receivers in it."""
     orders, _, feed = blocks("python")
     (tmp_path / "my_orders.py").write_text(orders, encoding="utf-8")
     (tmp_path / "my_feed.py").write_text(feed, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    before = list(sys.path)
-    yield tmp_path
-    sys.path[:] = before
-    for name in ("my_orders", "my_feed"):
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 def declared(url: str) -> CustomSource:

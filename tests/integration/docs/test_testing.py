@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,10 +43,8 @@ def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def function(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], None]]:
-    """Yield a test function of a page; its modules are imported from files."""
+def function(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a test function of a page; its modules are imported from files."""
     page, name = request.param
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -55,14 +52,10 @@ def function(
     files = _FILES.findall((HOW_TO / page).read_text(encoding="utf-8"))
     for module, code in files:
         (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
-        sys.modules.pop(module, None)
     for module, _ in files:
         found = getattr(importlib.import_module(module), name, found)
     assert inspect.isfunction(found)
-    yield found
-    # Modules of other tests may have the same names.
-    for module, _ in files:
-        sys.modules.pop(module, None)
+    return found
 
 
 @pytest.mark.spark

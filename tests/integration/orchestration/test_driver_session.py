@@ -52,7 +52,6 @@ def test_a_driver_has_the_resources_configuration_and_is_replaced_when_it_change
     monkeypatch.chdir(tmp_path)
     with connect(engine) as connection:
         apply(connection, load_pipelines("definitions.py"))
-    sys.modules.pop("definitions", None)
     done = run_program(
         [sys.executable, str(Path(driver_program.__file__)), "spark.executor.memory"],
         env={

@@ -90,8 +90,6 @@ def project(
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         yield directory
-    for module in ("pipelines", "session", "project"):
-        sys.modules.pop(module, None)
 
 
 @contextmanager

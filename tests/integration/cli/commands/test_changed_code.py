@@ -64,7 +64,7 @@ Edit = tuple[str, str]
 
 @pytest.fixture
 def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory with the project `shop`; what a test imports of it is forgotten after it."""
+    """Return the working directory with the project `shop`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FOREBAY_HOME", str(home))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -516,8 +516,6 @@ def test_apply_says_that_code_takes_effect_though_no_declaration_changed(
             copies.put_in_force(copies.keep(ProjectReader("shop").read()))
     edit(project, ("return lines", "return lines.limit(1)"))
     assert "Nothing to apply" in CliRunner().invoke(app, ["apply", "shop"]).output, "nothing runs that would take it"
-    for name in ("shop", "own"):
-        sys.modules.pop(name, None)
 
 
 def test_apply_says_what_a_running_up_would_not_do_by_itself(

@@ -29,7 +29,7 @@ from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from typer.testing import Result
@@ -58,7 +58,7 @@ def _environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def module(home: Path) -> Iterator[Callable[[str], str]]:
+def module(home: Path) -> Callable[[str], str]:
     """Write a module of pipelines; return its path. Each test has one of another name."""
     made: list[str] = []
 
@@ -69,9 +69,7 @@ def module(home: Path) -> Iterator[Callable[[str], str]]:
         path.write_text(HEAD + textwrap.dedent(text))
         return str(path)
 
-    yield write
-    for name in made:
-        sys.modules.pop(name, None)
+    return write
 
 
 def forebay(*arguments: str, plans: bool = False) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -139,7 +138,6 @@ def test_validate_loads_a_projects_own_definitions(
 ) -> None:
     assert list(check_definitions("another", [words])) == []
     (project / "own_of_shop.py").write_text(text)
-    sys.modules.pop("own_of_shop", None)
     [finding] = check_definitions("shop", [words])
     assert finding.health is health
     assert said in finding.found

@@ -219,14 +219,6 @@ def module(directory: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.fixture(autouse=True)
-def _forget_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys  # noqa: PLC0415
-
-    monkeypatch.delitem(sys.modules, "declared", raising=False)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
 def test_a_module_gives_its_pipelines(tmp_path: Path) -> None:
     path = module(
         tmp_path,

@@ -53,9 +53,6 @@ def test_a_move_missing_from_the_table_is_an_error() -> None:
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("users_pipeline_of_this_test", "users_helper_of_this_test"):
-        # Act as if this process had not loaded them in an earlier test.
-        monkeypatch.delitem(sys.modules, name, raising=False)
     file = tmp_path / "users_pipeline_of_this_test.py"
     file.write_text("import users_helper_of_this_test\n", encoding="utf-8")
     (tmp_path / "users_helper_of_this_test.py").write_text("VALUE = 1\n", encoding="utf-8")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 from pydantic import ValidationError
@@ -29,9 +28,6 @@ from orchestration.spark.session.session_configuration import (
     spark_master,
 )
 from tests.support.machine.state_directory import state_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CLUSTERS = Path(__file__).parents[5] / "docs" / "how-to" / "clusters.md"
 
@@ -194,11 +190,10 @@ def test_settings_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    sys.modules.pop("definitions", None)
+    return tmp_path
 
 
 def test_definitions_of_the_page_carry_their_configuration(modules: Path) -> None:

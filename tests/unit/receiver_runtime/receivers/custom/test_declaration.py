@@ -47,7 +47,6 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.delitem(sys.modules, "users_ticks", raising=False)
     return "users_ticks"
 
 
@@ -119,7 +118,6 @@ def test_a_missing_package_is_named_whether_the_users_or_a_library(tmp_path: Pat
 def test_a_module_that_fails_on_import_is_an_error_and_does_not_end_the_process(
     tmp_path: Path, user_module: str, line: str
 ) -> None:
-    sys.modules.pop("broken_module", None)
     (tmp_path / "broken_module.py").write_text(f"{line}\n", encoding="utf-8")
     with pytest.raises(SourceError, match=r"importing 'broken_module' fails by (ZeroDivisionError|SystemExit)"):
         CustomSource(receiver="broken_module:T").load()
