@@ -85,11 +85,11 @@ def step_after(sink: Mapping[str, Any], was: Sequence[str], *, stays: bool) -> s
     except (SecretError, TargetError, TargetUnavailableError, psycopg2.Error) as error:
         may_need = [
             *([f"if it has a unique constraint on ({', '.join(was)}), drop that"] if was else []),
-            *([f"if it has none on ({', '.join(now)}), add one"] if now else []),
+            *([f"if it has none on ({', '.join(now)}), add that"] if now else []),
         ]
         if not (stays and may_need):
             return None
-        return f"the table {table} can't be looked at ({_first_line(error)}): {', and '.join(may_need)}"
+        return f"the table {table}: {', and '.join(may_need)}. It can't be looked at: {_first_line(error)}"
     needs = found.missing_rights + found.misfits
     return f"its batches fail until this is changed: {'; '.join(needs)}" if needs else None
 
