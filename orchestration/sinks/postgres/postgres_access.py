@@ -80,11 +80,12 @@ def step_after(sink: Mapping[str, Any], was: Sequence[str], *, stays: bool) -> s
     import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
     table, now = sink["table"], sink["key"]
+    lets_fewer = bool(was) and not (now and {*now} <= {*was})
     try:
         found = access(sink, was=was)
     except (SecretError, TargetError, TargetUnavailableError, psycopg2.Error) as error:
         may_need = [
-            *([f"if it has a unique constraint on ({', '.join(was)}), drop that"] if was else []),
+            *([f"if it has a unique constraint on ({', '.join(was)}), drop that"] if lets_fewer else []),
             *([f"if it has none on ({', '.join(now)}), add that"] if now else []),
         ]
         if not (stays and may_need):

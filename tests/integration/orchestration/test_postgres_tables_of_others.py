@@ -285,6 +285,7 @@ def test_a_table_that_can_not_be_looked_at_may_need_a_step(monkeypatch: pytest.M
         ("word", "append", (True, False)),
         ("append", "word", (False, True)),
         ("word", "n", (True, True)),
+        ("word, n", "word", (False, True)),
         ("word, n", "n, word", None),
         ("append", "overwrite", None),
     ):
