@@ -213,7 +213,11 @@ class Sink(ABC):
         return None
 
     def step_after(self, before: Mapping[str, Any]) -> str | None:  # noqa: ARG002  subclasses need it
-        """Return what the owner must change in the target because the declaration was `before`; None: nothing."""
+        """Return what the owner must change in the target because the declaration was `before`; None: nothing.
+
+        It may look at the target, for at most some seconds; where it can't, the sentence says "if". A change that needs
+        a step waits for `forebay apply`.
+        """
         return None
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:  # noqa: ARG002  subclasses need it

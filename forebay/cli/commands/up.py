@@ -54,7 +54,15 @@ from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from orchestration.declarations.apply import Change, absent_pipelines, apply, difference, refuse, rename_hints
+from orchestration.declarations.apply import (
+    Change,
+    absent_pipelines,
+    apply,
+    difference,
+    refuse,
+    rename_hints,
+    target_steps,
+)
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
@@ -201,7 +209,7 @@ def apply_at_start(
         for line in absent_pipelines(connection, pipelines):
             tell(line)
         targets = ask_targets(connection, pipelines)
-        for line in targets.unasked:
+        for line in (*targets.unasked, *target_steps(connection, pipelines)):
             tell(line)
         # A person applies no output that its target refuses; a start, maybe with no person there, runs all others.
         for line in targets.refused:

@@ -261,7 +261,9 @@ def _compare(
         yield Finding("driver log", Health.OK, "code and driver log agree")
     for step in target_steps(connection, pipelines):
         found = f"a sink differs from what is applied: {step}"
-        yield Finding("driver log", Health.WARNING, found, "Do it before `forebay apply`.")
+        yield Finding(
+            "driver log", Health.WARNING, found, "Do it while the pipeline is stopped, before `forebay apply`."
+        )
     yield from _changed_types(connection, declared_streams(pipelines))
 
 

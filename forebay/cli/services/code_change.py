@@ -25,6 +25,7 @@ from orchestration.declarations.apply import (
     refuse,
     rename_hints,
     streams_read,
+    target_steps,
 )
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
@@ -146,6 +147,8 @@ def put_in_force(
     unclear = undecided(connection, pipelines, changes, NOTHING_DECIDED, "forebay apply")
     if unclear is not None and not request.agreed:
         return CodeAnswer(Outcome.WAITS, unclear)
+    if not request.agreed and (steps := target_steps(connection, pipelines)):
+        return CodeAnswer(Outcome.WAITS, "; ".join(steps))
     targets = ask_targets(connection, pipelines)
     for line in targets.unasked:
         sys.stderr.write(f"{line}\n")

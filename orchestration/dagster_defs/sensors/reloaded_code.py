@@ -3,7 +3,7 @@
 There nothing watches files: Dagster's Reload loads the code, and with the batch sensor's next tick what it declares
 takes effect too. The sensor's cursor holds what the driver log had when the sensor's code last agreed with it. So code
 that is only loaded again, or an older copy of it, never takes back what somebody has applied since; it waits for
-`forebay apply`, as a first apply, a removal and a rename do.
+`forebay apply`, as a first apply, a removal, a rename, and a sink whose target must be changed do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestration.batches.batch_schedule import declaration_fingerprint
-from orchestration.declarations.apply import apply, is_applied
+from orchestration.declarations.apply import apply, is_applied, target_steps
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.pipeline import DeclarationError
 from tracker_store.batches.pipelines import list_pipelines, stream_declarations
@@ -62,7 +62,7 @@ def follow_reload(
     has, wants = _parts(known), _parts(mine)
     if any(has[name] not in {before.parts.get(name), wants.get(name)} for name in has):
         return before, ""
-    if decisions := needs_a_person(known, mine, {}):
+    if decisions := needs_a_person(known, mine, {}) or target_steps(connection, [pipeline]):
         return before, f"What waits for it: {'; '.join(decisions)}."
     try:
         apply(connection, [pipeline])

@@ -30,7 +30,13 @@ from orchestration.declarations.sink import (
     TargetUnavailableError,
     Written,
 )
-from orchestration.sinks.postgres.postgres_access import check_access, check_writer, unmergeable, unsupported
+from orchestration.sinks.postgres.postgres_access import (
+    check_access,
+    check_writer,
+    step_after,
+    unmergeable,
+    unsupported,
+)
 from orchestration.sinks.postgres.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
@@ -174,20 +180,13 @@ class PostgresSink(Sink):
         return check_writer(self.declaration(), pipeline, output)
 
     def step_after(self, before: Mapping[str, Any]) -> str | None:
-        """Return how the table's primary key must change with the mode, if the table stays."""
-        if before.get("kind") != "postgres" or self.place(before) != self.place(self.declaration()):
+        """Return what the table, as it is now, must be given or lose, because the mode, key or table is another."""
+        now, is_table = self.declaration(), before.get("kind") == "postgres"
+        stays = is_table and self.place(before) == self.place(now)
+        was = before["key"] if is_table else ()
+        if stays and before["mode"] == self.mode and {*was} == {*self.key}:
             return None
-        was, now = tuple(before["key"]), self.key
-        if was == now:
-            return None
-        steps = [
-            *([f"drop the primary key that mode='merge' made on {', '.join(was)}"] if was else []),
-            *([f"give it a primary key on {', '.join(now)}, which mode='merge' needs"] if now else []),
-        ]
-        return (
-            f"the table {self.target} stays, and its batches fail until you {' and '.join(steps)}: "
-            f"ALTER TABLE {self.target} DROP CONSTRAINT … or ADD PRIMARY KEY (…), or give the output another table"
-        )
+        return step_after(now, was, stays=stays)
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the batch's commit in the target's `forebay_commits`, if the driver log knows its attempt."""

@@ -72,6 +72,29 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
     return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
 
 
+def step_after(sink: Mapping[str, Any], was: Sequence[str], *, stays: bool) -> str | None:
+    """Return what keeps an output's batches from the table, now that its mode, key or table is another; None: nothing.
+
+    `was`: the key before. `stays`: the table is the one from before. If it can't be looked at, say "if".
+    """
+    import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
+
+    table, now = sink["table"], sink["key"]
+    lets_fewer = bool(was) and not (now and {*now} <= {*was})
+    try:
+        found = access(sink, was=was)
+    except (SecretError, TargetError, TargetUnavailableError, psycopg2.Error) as error:
+        may_need = [
+            *([f"if it has a unique constraint on ({', '.join(was)}), drop that"] if lets_fewer else []),
+            *([f"if it has none on ({', '.join(now)}), add that"] if now else []),
+        ]
+        if not (stays and may_need):
+            return None
+        return f"the table {table}: {', and '.join(may_need)}. It can't be looked at: {_first_line(error)}"
+    needs = found.missing_rights + found.misfits
+    return f"its batches fail until this is changed: {'; '.join(needs)}" if needs else None
+
+
 def check_writer(sink: Mapping[str, Any], pipeline: str, output: str) -> TargetCheck | None:
     """Return that another output writes to the table of a `PostgresSink`, or, as a warning, that it can't be asked."""
     import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
@@ -104,11 +127,11 @@ def _looking(sink: Mapping[str, Any]) -> Iterator[Any]:
             yield cursor
 
 
-def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> Access:
+def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None, *, was: Sequence[str] = ()) -> Access:
     """Return what would be in the way of an output's batches.
 
-    `sink`: the declaration of a `PostgresSink`; `columns`: the result's. Raises TargetError if there is no connection,
-    and SecretError.
+    `sink`: the declaration of a `PostgresSink`; `columns`: the result's; `was`: the key before, by which rows repeat.
+    Raises TargetError if there is no connection, and SecretError.
     """
     schema, _, table = sink["table"].partition(".")
     with _looking(sink) as cursor:
@@ -151,7 +174,7 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> 
         lacking.append(f"{login} may not create tables in the schema {schema}, which every attempt does")
     if lacks:
         lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
-    forbidding, warnings = _constraints(sink, unique)
+    forbidding, warnings = _constraints(sink, unique, was)
     fails = "each batch" if sink["mode"] == "overwrite" else "a replay"
     warnings += [
         f"the foreign key {name} has {fails} fail that deletes a row to which one refers" for name in referring
@@ -159,16 +182,21 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> 
     return Access(lacking, misfits + forbidding, warnings)
 
 
-def _constraints(sink: Mapping[str, Any], unique: Sequence[_UniqueIndex]) -> tuple[list[str], list[str]]:
-    """Return what a table's unique indexes forbid to the sink's mode, and what they may forbid."""
-    table, mode = sink["table"], sink["mode"]
+def _constraints(
+    sink: Mapping[str, Any], unique: Sequence[_UniqueIndex], was: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return what a table's unique indexes forbid to the sink's mode and key, and what they may forbid."""
+    table, mode, key = sink["table"], sink["mode"], {*sink["key"]}
     misfits: list[str] = []
     warnings: list[str] = []
-    for index in [] if mode == "merge" else unique:
-        said = f"{index.name} of {table} lets no two batches have a row of the same {', '.join(index.columns)}"
-        if index.is_of_merge:
-            way_out = f"go back to mode='merge', which made it, or: ALTER TABLE {table} DROP CONSTRAINT {index.name}"
-            misfits.append(f"{said}, so that mode={mode!r} fails: {way_out}")
+    for index in unique:
+        names = ", ".join(index.columns)
+        said = f"{index.name} of {table} lets no two batches have a row of the same {names}"
+        if key and key <= {*index.columns}:
+            # Rows that it would refuse have one key, and are merged.
+            continue
+        if index.is_of_merge or {*index.columns} == {*was}:
+            misfits.append(f"{said}: go back to mode='merge' by {names}, or: {index.drop}")
         elif mode == "append" and not index.is_filled:
             warnings.append(f"{said}: mode='append' refuses the later one")
     return misfits, warnings
@@ -176,12 +204,16 @@ def _constraints(sink: Mapping[str, Any], unique: Sequence[_UniqueIndex]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class _UniqueIndex:
-    """Describe a unique index: `is_filled`: the table fills a column itself; `is_of_merge`: a merging sink made it."""
+    """Describe a unique index: `is_filled`: the table fills a column itself; `is_of_merge`: a merging sink made it.
+
+    `drop`: the statement that drops it, also what is left of a primary key that a merging sink made: NOT NULL.
+    """
 
     name: str
     columns: list[str]
     is_filled: bool
     is_of_merge: bool
+    drop: str
 
 
 def unmergeable(
@@ -200,11 +232,21 @@ def unmergeable(
             "and is in the key of mode='merge': let it be text or jsonb"
             for column in without
         ]
-    lacking = (
-        f"the table {target} has no unique constraint on its key ({names}), checked at once and of all rows, which "
-        f"merging needs: ALTER TABLE {target} ADD PRIMARY KEY ({names})"
+    missing = [name for name in key if name not in {column.name for column in columns}]
+    if missing:
+        lacking = f"the table {target} has no column {', '.join(missing)}, which is in the key of mode='merge'"
+        return [f"{lacking}: add it, and a unique constraint on ({names})"]
+    if set(key) in [set(index.columns) for index in _unique_indexes(cursor, schema, table)]:
+        return []
+    cursor.execute(
+        "SELECT format('ALTER TABLE %%I.%%I ADD UNIQUE (%%s)', %s, %s, "
+        "(SELECT string_agg(quote_ident(one), ', ') FROM unnest(%s) one))",
+        (schema, table, list(key)),
     )
-    return [] if set(key) in [set(index.columns) for index in _unique_indexes(cursor, schema, table)] else [lacking]
+    # No primary key: it may have one already, and rows without a key, which stay.
+    lacking = f"the table {target} has no unique constraint on its key ({names}), checked at once and of all rows"
+    first = "if several rows have one key, first delete all but the newest of them (docs/how-to/outputs.md)"
+    return [f"{lacking}, which merging needs: {cursor.fetchone()[0]}; {first}"]
 
 
 def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex]:  # noqa: ANN401
@@ -213,12 +255,19 @@ def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex]:
         "SELECT i.relname::text, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = x.indrelid "
         "AND a.attnum = ANY (k.keys) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a WHERE "
         "a.attrelid = x.indrelid AND a.attnum = ANY (k.keys) AND (a.atthasdef OR a.attidentity <> '')), "
-        "EXISTS (SELECT FROM pg_constraint o WHERE o.conindid = x.indexrelid "
-        "AND obj_description(o.oid, 'pg_constraint') = %(merge)s) "
+        "coalesce(o.is_of_merge, false), "
+        "CASE WHEN o.oid IS NULL THEN format('DROP INDEX %%I.%%I', n.nspname, i.relname) "
+        "ELSE format('ALTER TABLE %%I.%%I DROP CONSTRAINT %%I', n.nspname, c.relname, o.conname) "
+        "|| CASE WHEN o.is_of_merge THEN (SELECT string_agg(format(', ALTER %%I DROP NOT NULL', a.attname), '') "
+        "FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.keys)) ELSE '' END END "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indisvalid "
         "AND x.indpred IS NULL AND x.indexprs IS NULL JOIN pg_class i ON i.oid = x.indexrelid "
         "CROSS JOIN LATERAL (SELECT (x.indkey::int2[])[0:x.indnkeyatts - 1] AS keys) AS k "
+        # Foreign keys that refer to it name it as their index too.
+        "LEFT JOIN LATERAL (SELECT o.oid, o.conname, coalesce(obj_description(o.oid, 'pg_constraint') = %(merge)s, "
+        "false) AS is_of_merge FROM pg_constraint o WHERE o.conindid = x.indexrelid AND o.contype IN ('p', 'u')) AS o "
+        "ON true "
         "WHERE n.nspname = %(schema)s AND c.relname = %(table)s ORDER BY 1",
         {"schema": schema, "table": table, "merge": MADE_BY_MERGE},
     )

@@ -50,7 +50,7 @@ def test_its_outputs_are_written_and_its_statements_run(
             # Spark itself writes its files, in the tests of the first pipeline.
             if not isinstance(output.sink, ParquetSink):
                 output.sink.write(words(("be", 2), ("or", 1)), attempt(output=name))
-        commits, newest, last_seen, _ = [target.rows(statement) for statement in blocks("sql")]
+        commits, newest, last_seen, *_ = [target.rows(statement) for statement in blocks("sql")]
         exec(blocks("python")[4], names)
         replayed = attempt(2, output="history")
         names["counts"].write(words(("be", 2), ("or", 5)), replayed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import psycopg2
@@ -19,6 +21,8 @@ from tests.integration.orchestration.target_database import TIME, Target, attemp
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from orchestration.sinks.postgres.postgres_rows import Mode
 
 TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
 _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
@@ -88,7 +92,7 @@ def test_what_the_sink_would_not_write_rightly_is_refused_by_name(target: Target
         ("CREATE UNIQUE INDEX ON counts (word) WHERE n > 0", r"no unique constraint on its key \(word\)"),
         (
             "ALTER TABLE counts ADD UNIQUE (word) DEFERRABLE",
-            r"no unique constraint on its key .*ADD PRIMARY KEY \(word\)",
+            r"no unique constraint on its key .*ADD UNIQUE \(word\)",
         ),
         ("CREATE UNIQUE INDEX ON counts (word) INCLUDE (n)", None),
     ],
@@ -207,18 +211,88 @@ def test_the_check_refuses_append_on_a_table_that_merge_made_and_warns_of_constr
         assert f"the foreign key child_word_fkey of child has {fails} fail" in warnings[-1]
 
 
-def test_a_mode_that_changes_says_what_the_table_needs() -> None:
-    def sink(key: str | None, table: str = "counts") -> PostgresSink:
-        return PostgresSink(EnvVar("TARGET_URL"), table, mode="merge" if key else "append", key=key)
+_CHANGES = ("append", "overwrite", "word", "n", "word, n")
+_HOW_TO = (Path(__file__).parents[3] / "docs" / "how-to" / "outputs.md").read_text(encoding="utf-8")
+_KEEP_NEWEST = _HOW_TO[_HOW_TO.index("DELETE FROM word_counts") :].partition("```")[0]
 
-    cases = [("word", None), (None, "word"), ("word", "n"), ("word", "word"), (None, None)]
-    drop, add = "drop the primary key that mode='merge' made on word", "give it a primary key on"
-    expected = [(True, False), (False, True), (True, True), None, None]
-    for (was, now), parts in zip(cases, expected, strict=True):
-        step = sink(now).step_after(sink(was).declaration())
+
+def _changed(change: str, table: str = "counts") -> PostgresSink:
+    """Return a sink of a mode, or of a key of mode='merge'."""
+    if change in ("append", "overwrite"):
+        return PostgresSink(EnvVar("TARGET_URL"), table, mode=cast("Mode", change))
+    return PostgresSink(EnvVar("TARGET_URL"), table, mode="merge", key=change.split(", "))
+
+
+def _two_batches(change: str, first: int) -> None:
+    """Write two batches that a table for this mode or key takes, and one for another one may not."""
+    rows = {
+        "word": [("a", 1), ("b", 1)],
+        "n": [("a", 1), ("a", 2)],
+        "word, n": [("a", 1), ("a", 2), ("b", 1)],
+    }.get(change, [("a", 1), ("a", 1), ("b", 2)])
+    for day in (first, first + 1):
+        _changed(change).write(words(*rows), attempt(time=TIME + timedelta(days=day)))
+
+
+@pytest.mark.parametrize("now", _CHANGES)
+def test_a_changed_mode_or_key_says_what_the_table_needs_and_no_more(target: Target, now: str) -> None:
+    states = {
+        "missing": "",
+        "without constraints": f"{TABLE}; INSERT INTO counts VALUES ('a', 1, '2025-01-01'), ('a', 1, '2025-01-02'), "
+        "(NULL, 1, '2025-01-01')",
+        "the user's primary key": f'{TABLE}; ALTER TABLE counts ADD CONSTRAINT "Theirs" PRIMARY KEY ({{was}})',
+        "the user's index": f'{TABLE}; CREATE UNIQUE INDEX "Theirs" ON counts ({{was}})',
+    }
+    needed = {}
+    for was in _CHANGES:
+        for state in (*states, *(f"made for {change}" for change in {was, now, "word"})):
+            if was in ("append", "overwrite") and state.startswith("the user's"):
+                continue
+            target.rows("DROP TABLE IF EXISTS counts, forebay_commits")
+            if state in states:
+                target.rows(f"SELECT; {states[state].format(was=was)}")
+            else:
+                _two_batches(state.removeprefix("made for "), 0)
+            step = _changed(now).step_after(_changed(was).declaration())
+            needed[was, state] = step is not None
+            for statement in re.findall(r"ALTER TABLE [^;]*|DROP INDEX [^;]*", step or ""):
+                if "ADD UNIQUE" in statement:
+                    keeps = _KEEP_NEWEST.replace("word_counts", "counts").replace("BY word", f"BY {now}")
+                    target.rows(keeps.replace("WHERE word IS", f"WHERE ({now}) IS"))
+                target.rows(statement)
+            if was != now:
+                _two_batches(now, 2)
+    assert not any(is_needed for (was, state), is_needed in needed.items() if state in ("missing", f"made for {now}"))
+    assert any(needed.values())
+
+
+def test_a_key_that_merge_made_leaves_nothing_behind(target: Target) -> None:
+    _two_batches("word", 0)
+    step = _changed("append").step_after(_changed("word").declaration())
+    assert step is not None
+    target.rows(step[step.index("ALTER TABLE") :])
+    _changed("append").write(words((None, 1), (None, 1)), attempt(time=TIME + timedelta(days=2)))
+    assert _changed("append", "others").step_after(_changed("word").declaration()) is None
+    missing = _changed("region").step_after(_changed("append").declaration())
+    assert missing is not None
+    assert "has no column region, which is in the key of mode='merge': add it" in missing
+
+
+def test_a_table_that_can_not_be_looked_at_may_need_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TARGET_URL", raising=False)
+    drop, add = "if it has a unique constraint on (word), drop that", "if it has none on"
+    for was, now, parts in (
+        ("word", "append", (True, False)),
+        ("append", "word", (False, True)),
+        ("word", "n", (True, True)),
+        ("word, n", "word", (False, True)),
+        ("word, n", "n, word", None),
+        ("append", "overwrite", None),
+    ):
+        step = _changed(now).step_after(_changed(was).declaration())
         assert (None if step is None else (drop in step, add in step)) == parts
-    assert sink(None, "others").step_after(sink("word").declaration()) is None
-    assert sink(None).step_after(ParquetSink("never").declaration()) is None
+    assert _changed("append", "others").step_after(_changed("word").declaration()) is None
+    assert _changed("append").step_after(ParquetSink("never").declaration()) is None
 
 
 def test_text_in_a_database_of_another_encoding_is_that_text_or_refused(

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
-from forebay.cli.commands.up import CODE_SERVER, Services, _agrees
+from forebay.cli.commands.up import CODE_SERVER, Services, _agrees, apply_at_start
 from forebay.cli.commands.validate import _compare
 from forebay.cli.main import app
 from forebay.cli.services import code_change, code_watch
@@ -205,6 +205,29 @@ def test_an_output_that_its_target_refuses_waits(
         assert (result.outcome, "'more' of pipeline 'words': the table" in result.why) == (Outcome.WAITS, True)
         assert difference(connection, before) == []
     assert copies.in_force() == first
+
+
+def test_a_change_that_needs_a_step_in_a_target_waits_and_a_start_says_it(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = loaded()
+    copies = first_in_force(home)
+    first = copies.in_force()
+    request = Request(compatibility.declared(before), agreed=False)
+    edit(project, ("sink=ConsoleSink()", "sink=ConsoleSink(rows=1)"))
+    monkeypatch.setattr(ConsoleSink, "step_after", lambda _, was: f"rows were {was['rows']}, drop its key")
+    step = "output 'counts' of pipeline 'words': rows were 20, drop its key"
+    said: list[str] = []
+    with connect(engine) as connection:
+        apply(connection, before)
+        result = put_in_force(connection, copies, loaded(), request)
+        assert (result.outcome, result.why) == (Outcome.WAITS, step)
+        assert difference(connection, before) == []
+        assert copies.in_force() == first
+        apply_at_start(connection, loaded(), said.append)
+        assert step in said
+        apply(connection, before)
+        assert put_in_force(connection, copies, loaded(), replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
 
 def test_a_new_pipeline_that_may_repeat_results_waits(

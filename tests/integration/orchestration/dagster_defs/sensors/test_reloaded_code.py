@@ -85,6 +85,16 @@ def test_what_needs_a_person_waits(connection: sa.Connection) -> None:
     assert NOT_APPLIED not in location.tick()
 
 
+def test_what_needs_a_step_in_a_target_waits(connection: sa.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = Location(code())
+    apply(connection, [location.pipeline])
+    location.tick()
+    monkeypatch.setattr(ConsoleSink, "step_after", lambda *_: "drop its key")
+    location.reload(code("5s"))
+    said = location.tick()
+    assert said == f"{NOT_APPLIED} What waits for it: output 'counts' of pipeline 'words': drop its key."
+
+
 def test_code_that_is_only_loaded_again_takes_back_nothing(connection: sa.Connection) -> None:
     location = Location(code())
     apply(connection, [location.pipeline])
