@@ -18,7 +18,7 @@ from dagster._serdes import deserialize_value
 from orchestration.batches.batch_schedule import is_begun_replay
 
 WHY_GONE = (
-    "its process is gone: the code server that had started it was restarted, because the code changed, or has ended"
+    "its process is gone: the code server that had started it was restarted (as after a change of the code), or killed"
 )
 
 

@@ -50,7 +50,7 @@ def listening(place: Path, *runs: str) -> Iterator[None]:
         server.add_insecure_port(f"unix:{place}")
         server.start()
         yield
-        server.stop(None).wait()
+        server.stop(None).wait(10)
 
 
 @contextmanager
@@ -112,4 +112,4 @@ def test_a_run_whose_code_server_was_replaced_has_failed(
     assert status(other) is end, "as where `forebay up` has another socket after its next start"
     if end is FAILURE:
         [failed] = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
-        assert "the code server that had started it was restarted" in str(failed.get_dagster_event().message)
+        assert "(as after a change of the code), or killed" in str(failed.get_dagster_event().message)
