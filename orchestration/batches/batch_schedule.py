@@ -47,6 +47,8 @@ LEFT_FOR = timedelta(minutes=2)
 PIPELINE_TAG = "forebay/pipeline"
 BATCH_TIME_TAG = "forebay/batch_time"
 ATTEMPT_TAG = "forebay/attempt"
+# The tag that a replay's run gets when it begins: the time of its first batch.
+FIRST_TAG = "forebay/replays_from"
 # The batch sensor's tag with the declaration that the code has, for processes that can't load the code.
 DECLARATION_TAG = "forebay/declaration"
 
@@ -66,6 +68,19 @@ def sensor_name(pipeline: str) -> str:
 def job_name(pipeline: str) -> str:
     """Return the name of the job that runs one batch of a pipeline."""
     return f"{pipeline}_batch"
+
+
+def replay_job_name(pipeline: str) -> str:
+    """Return the name of the job that replays batches of a pipeline."""
+    return f"{pipeline}_replay"
+
+
+def is_begun_replay(job: str, tags: Mapping[str, str]) -> bool:
+    """Return whether a run is a replay that has begun, and that only the driver log can say to have ended.
+
+    A run of assets is none: it may have steps of the user's own, which go on after its replay.
+    """
+    return FIRST_TAG in tags and job == replay_job_name(tags.get(PIPELINE_TAG, ""))
 
 
 def op_name(pipeline: str) -> str:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestration.batches.batch_schedule import sensor_name
+from orchestration.batches.batch_schedule import replay_job_name, sensor_name
 from orchestration.dagster_instance.dagster_client import CodeNotLoadedError, RunNotStartedError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class ReplayLaunch:
         config = {"ops": {f"{name}__replay": {"config": self._request.config()}}}
         seconds = POLL_SECONDS
         try:
-            return self._client.launch_job(sensor, f"{name}_replay", config, self._tags)
+            return self._client.launch_job(sensor, replay_job_name(name), config, self._tags)
         except RunNotStartedError as error:
             if not error.lost_its_code:
                 raise

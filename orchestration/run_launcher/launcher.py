@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-DEFAULT_DELEGATE = {"module": "dagster", "class": "DefaultRunLauncher", "config": {}}
+DEFAULT_DELEGATE = {
+    "module": "orchestration.run_launcher.code_server_runs",
+    "class": "CodeServerRunLauncher",
+    "config": {},
+}
 
 WHAT_CANCELLING_DOES = (
     "Somebody cancels this run. That ends this attempt alone: the batch keeps its blocks, and is tried again under the "

@@ -11,7 +11,7 @@ from dataclasses import replace
 import dagster as dg
 from pydantic import Field
 
-from orchestration.batches.batch_schedule import PIPELINE_TAG
+from orchestration.batches.batch_schedule import FIRST_TAG, PIPELINE_TAG, replay_job_name
 from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.shared.run_errors import tag_cause
 from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, SparkResource, batch_session
@@ -30,8 +30,7 @@ from tracker_store.connection.engine import connect_once
 
 KIND_TAG = "forebay/kind"
 REPLAY_KIND = "replay"
-# Tags that say what a run replays, so that it can be found: the first and last batch time, and the number of batches.
-FIRST_TAG = "forebay/replays_from"
+# Tags that say what a run replays, so that it can be found, beside FIRST_TAG: the last batch time, and their number.
 LAST_TAG = "forebay/replays_to"
 COUNT_TAG = "forebay/replays"
 
@@ -55,11 +54,6 @@ class ReplayConfig(dg.Config):
         default=False,
         description="Run quarantined batches only; with an empty from_time: all of them.",
     )
-
-
-def replay_job_name(pipeline: str) -> str:
-    """Return the name of the job that replays batches of a pipeline."""
-    return f"{pipeline}_replay"
 
 
 def replay_op_name(pipeline: str) -> str:

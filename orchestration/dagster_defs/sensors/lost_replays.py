@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from orchestration.batches.batch_schedule import LEFT_FOR
-from orchestration.dagster_defs.assets.replay_job import FIRST_TAG, LAST_TAG, replay_job_name
+from orchestration.batches.batch_schedule import FIRST_TAG, LEFT_FOR, is_begun_replay, replay_job_name
+from orchestration.dagster_defs.assets.replay_job import LAST_TAG
 from orchestration.replays.replay_run import AGAIN_TAG, FOLLOWS_TAG, REPLAY_TAG, REQUEST_TAG
 from tracker_store.batches.batches import end_of_run
 from tracker_store.schema.states import AttemptState
@@ -38,11 +38,9 @@ def lost_replays(
     replay has begun, asks neither Dagster nor the driver log.
     """
     requests: list[dg.RunRequest] = []
-    # A run of assets may have steps of the user's own, which go on after a replay.
     job = replay_job_name(pipeline)
     for run in begun:
-        if run.job_name != job or FIRST_TAG not in run.tags:
-            # No replay, or one that has begun with no batch yet.
+        if not is_begun_replay(run.job_name, run.tags):
             continue
         first, last = (datetime.fromisoformat(run.tags[tag]) for tag in (FIRST_TAG, LAST_TAG))
         ended = end_of_run(

@@ -21,6 +21,7 @@ from forebay.sources import SocketText
 from orchestration.batches.batch_schedule import (
     ATTEMPT_TAG,
     BATCH_TIME_TAG,
+    FIRST_TAG,
     PIPELINE_TAG,
     BatchRules,
     Launch,
@@ -28,7 +29,7 @@ from orchestration.batches.batch_schedule import (
     declaration_fingerprint,
     next_steps,
 )
-from orchestration.dagster_defs.assets.replay_job import FIRST_TAG, KIND_TAG, LAST_TAG, REPLAY_KIND, replay_job
+from orchestration.dagster_defs.assets.replay_job import KIND_TAG, LAST_TAG, REPLAY_KIND, replay_job
 from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
