@@ -172,8 +172,8 @@ class ZeroMQClient:
                 public = zmq.curve_public(secret)
             except (ValueError, zmq.ZMQError):
                 raise SecretError(
-                    f"curve_secret_key: {source.curve_secret_key} holds no key: write 40 characters of Z85 there, as "
-                    "zmq_curve_keypair makes them"
+                    "curve_secret_key holds no key: write 40 characters of Z85, as zmq_curve_keypair makes them, into "
+                    f"{source.curve_secret_key}"
                 ) from None
         socket.curve_secretkey = secret
         socket.curve_publickey = public

@@ -6,13 +6,12 @@ assets, checks, jobs and sensors.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
 import dagster as dg
 
-from orchestration.declarations.modules import PipelineModuleError
+from orchestration.declarations.modules import PipelineModuleError, imported
 
 
 def with_own_definitions(defs: dg.Definitions, module_name: str | None) -> dg.Definitions:
@@ -26,11 +25,7 @@ def with_own_definitions(defs: dg.Definitions, module_name: str | None) -> dg.De
     # As for the pipelines: with the project in the working directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        message = f"module {module_name!r}, which `definitions` of [tool.forebay] names, can't be imported: {error}"
-        raise PipelineModuleError(message) from error
+    module = imported(module_name, str(Path.cwd()), role=", which `definitions` of [tool.forebay] names,")
     found = [value for value in vars(module).values() if isinstance(value, dg.Definitions)]
     if len(found) != 1:
         message = f"module {module_name!r} needs one dagster.Definitions at its top level, and has {len(found)}"

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from orchestration.declarations.pipeline import DeclarationError, Pipeline
-from orchestration.declarations.project_code import OWN_PACKAGES
+from orchestration.declarations.project_code import OWN_PACKAGES, is_of_project
 from tracker_store.close_names import did_you_mean
 from tracker_store.host.code_in_force import load_code_in_force
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DECLARATIONS = Path(__file__).parent
 #: What an error says before the cause, where the module's own code raised it.
 IMPORT_FAILS = "fails when it is imported: "
 # What Python says of ParquetSink(fromat=…): the class or function, and the argument.
@@ -58,7 +57,7 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
         search = str(Path.cwd())
     if search not in sys.path:
         sys.path.insert(0, search)
-    module = _imported(module_name, search)
+    module = imported(module_name, search)
     found: dict[str, Pipeline] = {}
     for value in vars(module).values():
         if isinstance(value, Pipeline):
@@ -74,31 +73,66 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
     return [found[name] for name in sorted(found)]
 
 
-def _imported(module_name: str, search: str) -> ModuleType:
+def imported(module_name: str, search: str, *, role: str = "") -> ModuleType:
+    """Import a module of the user's. Raises PipelineModuleError, which names the user's file and line.
+
+    search: the folder of the project, which is importable. role: follows the module's name in the error.
+    """
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        own = module_name.partition(".")[0]
-        hint = f": {own} is a package of Forebay's, so give yours another name" if own in OWN_PACKAGES else ""
-        message = f"module {module_name!r} can't be imported from {search}: {error}{hint}"
-        raise PipelineModuleError(message) from error
-    except (DeclarationError, ValidationError) as error:
-        message = f"module {module_name!r}: {_said(error, search)}"
-        raise PipelineModuleError(message) from error
-    except Exception as error:
-        message = f"module {module_name!r} {IMPORT_FAILS}{said_in_a_line(error)}"
+    except (Exception, SystemExit) as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        if is_missing:
+            own = module_name.partition(".")[0]
+            hint = f": {own} is a package of Forebay's, so give yours another name" if own in OWN_PACKAGES else ""
+            said = f" can't be imported from {search}: {error}{hint}"
+        elif isinstance(error, DeclarationError | ValidationError):
+            said = f": {said_in_a_line(error, module_name)}"
+        else:
+            said = f" {IMPORT_FAILS}{said_in_a_line(error, module_name)}"
+        message = f"module {module_name!r}{role}{said}"
         raise PipelineModuleError(message) from error
 
 
-def said_in_a_line(error: BaseException) -> str:
-    """Return what a user's code raised in one line, with the last line of a file that it passed."""
-    said = f"{type(error).__name__}: {error}".strip().splitlines()[0] + _meant_argument(error) + _named_argument(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    while len(frames) > 1 and Path(frames[-1].filename).is_relative_to(_DECLARATIONS):
-        frames.pop()
-    if isinstance(error, SyntaxError) or not frames or type(error).__module__.startswith("orchestration"):
-        return said
-    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+def said_in_a_line(error: BaseException, module_name: str = "") -> str:
+    """Return what a user's code raised in one line, with the last line of a file of the user's that it passed.
+
+    module_name: counts as the user's wherever it is installed.
+    """
+    match error:
+        case DeclarationError():
+            said = str(error)
+        case ValidationError():
+            said = _wrong_fields(error)
+        case _:
+            said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            said += _missing_package(error) + _meant_argument(error) + _named_argument(error)
+    # These say it themselves.
+    has_place = isinstance(error, SyntaxError) or (isinstance(error, DeclarationError) and error.location is not None)
+    return said if has_place else said + _place(error, module_name)
+
+
+def _place(error: BaseException, module_name: str) -> str:
+    passed = [
+        (Path(frame.f_code.co_filename), line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if (name := str(frame.f_globals.get("__name__"))) == module_name
+        or (is_of_project(name, Path(frame.f_code.co_filename)) and not frame.f_code.co_filename.startswith("<"))
+    ]
+    if not passed:
+        return ""
+    file, line = passed[-1]
+    return f" ({file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file.name}, line {line})"
+
+
+def _missing_package(error: BaseException) -> str:
+    """Return what to do where an import finds no package or module of a name; "" for other errors."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None or "." in error.name:
+        return ""
+    return (
+        f": install it where Forebay runs (pip install {error.name}, if its package has that name); if it is yours, is "
+        "its file in the project's folder?"
+    )
 
 
 def _meant_argument(error: BaseException) -> str:
@@ -163,17 +197,10 @@ def _parameters(called: Callable[..., object]) -> list[inspect.Parameter]:
         return []
 
 
-def _said(error: DeclarationError | ValidationError, search: str) -> str:
+def _wrong_fields(error: ValidationError) -> str:
     """Return what is wrong with a source's fields, without the values that pydantic would show: one may be a secret."""
-    if isinstance(error, DeclarationError):
-        return str(error)
     wrong = [
         ": ".join([*map(str, found["loc"]), found["msg"].removeprefix("Value error, ")])
         for found in error.errors(include_url=False, include_input=False, include_context=False)
     ]
-    lines = [
-        f" ({Path(frame.filename).name}, line {frame.lineno})"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_relative_to(search) and "site-packages" not in frame.filename
-    ]
-    return f"{error.title}: {'; '.join(wrong)}{lines[-1] if lines else ''}"
+    return f"{error.title}: {'; '.join(wrong)}"

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from orchestration.status_page.reasons import causes, one_line
 from receiver_runtime.sources.fields.units import duration_text
-from tracker_store.receivers.receivers import DEGRADED, is_degraded, is_not_storing, refused_in
+from tracker_store.receivers.receivers import (
+    DEGRADED,
+    REFUSALS_SHOWN_SECONDS,
+    is_degraded,
+    is_not_storing,
+    refused_in,
+)
 from tracker_store.schema.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
@@ -42,7 +48,7 @@ class Problem:
     """Say what is wrong, and name the command that shows more of it or fixes it; empty if there is none.
 
     `about`: equal for two of them that are the same trouble in other words; empty: the words themselves say it.
-    `why`: its cause, which may differ while the problem lasts; empty: it is in the words, or not known.
+    `why`: its cause, or when it ends, which may differ while the problem lasts; empty: the words say it, or not known.
     """
 
     what: str
@@ -215,7 +221,8 @@ def _refusing(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:
     for row in receivers:
         if (refused := refused_in(row.reason)) is not None:
             name = f"{row.stream}/{row.ordinal}"
-            yield Problem(f"{name}: {refused}", "forebay events --kind receiver_error", f"refusing {name}")
+            until = f"shown until there is none for {duration_text(REFUSALS_SHOWN_SECONDS)}"
+            yield Problem(f"{name}: {refused}", "forebay events --kind receiver_error", f"refusing {name}", until)
 
 
 def _held(found: SystemStatus) -> Iterator[Problem]:

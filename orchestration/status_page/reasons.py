@@ -17,6 +17,8 @@ Row = TypeVar("Row")
 # Characters of a cause, at most: some lines of a terminal.
 _LONGEST = 400
 _SHORTENED = " … "
+# A word that the cut leaves a part of; a long one, such as a path, keeps the part.
+_CUT_AT_END, _CUT_AT_BEGIN = re.compile(r"\s\S{0,30}$"), re.compile(r"^\S{0,30}\s")
 _OWN_ADDRESS = "listening on "
 # What differs from one record to the next: values in quotes, and numbers.
 _VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d+")
@@ -71,4 +73,4 @@ def one_line(reason: str, *, longest: int = _LONGEST) -> str:
         return line
     # The root cause may be long itself.
     begin, end = line[: longest // 3], line[longest // 3 - longest :]
-    return begin.rpartition(" ")[0] + _SHORTENED + end.partition(" ")[2]
+    return _CUT_AT_END.sub("", begin) + _SHORTENED + _CUT_AT_BEGIN.sub("", end)

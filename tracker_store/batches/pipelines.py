@@ -344,6 +344,23 @@ def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
     return RemovedPipeline(row.waiting_records, row.unfinished_batches, row.kept_batches)
 
 
+def records_in_batches(connection: sa.Connection, name: str) -> int:
+    """Count the records of a pipeline's batches that are not complete, quarantined ones too. No locks."""
+    with named_failures():
+        records: int = connection.execute(
+            sa.text("""
+                SELECT coalesce(sum(b.records), 0)::bigint
+                FROM forebay.pipelines p
+                JOIN forebay.batches b ON b.pipeline_id = p.id
+                WHERE p.name = :name
+                  AND p.removed_at IS NULL
+                  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED', 'QUARANTINED')
+            """),
+            {"name": name},
+        ).scalar_one()
+    return records
+
+
 def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:
     """Count records of a stream that the pipeline has not given to a batch. No locks."""
     with named_failures():

@@ -28,18 +28,31 @@ _MOST_MESSAGES = 20
 class Outage:
     """Log the outages of one loop; `who` is its name for people. For one thread."""
 
-    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the loop's name for people; `clock` is monotonic, in seconds."""
+    def __init__(
+        self, who: str, clock: Callable[[], float] = time.monotonic, tell: Callable[[str], None] | None = None
+    ) -> None:
+        """Take the loop's name for people; `clock` is monotonic, in seconds.
+
+        tell: called with a line at an outage's start and at its end, in place of the log: for a terminal.
+        """
         self._who = who
         self._clock = clock
+        self._tell = tell
         self._since: float | None = None
         self._said: set[str] = set()
 
     def failed(self, error: Exception) -> None:
         """Record that a call failed and the loop will try again. Each message is logged once per outage."""
+        said = str(error)
         if self._since is None:
             self._since = self._clock()
-        said = str(error)
+            if self._tell is not None:
+                cause = (error.detail if isinstance(error, DriverLogError) else None) or said
+                cause = cause.partition("\n")[0]
+                self._tell(f"{self._who} can't work with the driver log, and tries again: {cause}")
+        if self._tell is not None:
+            _log.debug(f"{self._who} can't work with the driver log", exc_info=error)
+            return
         if said not in self._said and len(self._said) < _MOST_MESSAGES:
             self._said.add(said)
             _log.warning(
@@ -51,8 +64,10 @@ class Outage:
     def answered(self) -> None:
         """Record that a call succeeded, which ends the outage."""
         if self._since is not None:
-            _log.info(
-                f"{self._who} works with the driver log again", away_seconds=round(self._clock() - self._since, 1)
-            )
+            away = round(self._clock() - self._since, 1)
+            if self._tell is None:
+                _log.info(f"{self._who} works with the driver log again", away_seconds=away)
+            else:
+                self._tell(f"{self._who} works with the driver log again, after {away:g} s")
             self._since = None
             self._said.clear()

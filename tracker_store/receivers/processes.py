@@ -177,6 +177,12 @@ def live_heartbeats(connection: sa.Connection) -> list[tuple[int, int]]:
     return list(zip(row.ids, row.counters, strict=True))
 
 
+def live_pids(connection: sa.Connection) -> set[int]:
+    """Return the pids of all processes that have not ended, on any host. No locks; by the index of live ones."""
+    with named_failures():
+        return set(connection.execute(sa.text("SELECT pid FROM forebay.processes WHERE ended_at IS NULL")).scalars())
+
+
 def live_processes(connection: sa.Connection) -> list[LiveProcess]:
     """Return every process that has not ended. No locks; the partial index holds only live ones."""
     with named_failures():

@@ -38,6 +38,8 @@ NOT_STORING = f"{DEGRADED}: nothing stored or registered"
 STORE_MISSING = "nothing is received before the block store is there"
 
 
+#: For how long the sum of refused requests stands in a receiver's reason after the last one.
+REFUSALS_SHOWN_SECONDS = 600.0
 _REFUSED = re.compile(r"(?:^|; )([\d,]+ requests? refused.*)")
 
 

@@ -18,13 +18,14 @@ import pydantic
 
 from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
+from forebay.cli.checks.own_ports import Holder, holder_of
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from receiver_runtime.sources.fields.tcp import parse_listen
 from receiver_runtime.sources.plugins import registered
 from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from orchestration.declarations.pipeline import Stream
     from receiver_runtime.sources.source import Source
@@ -64,22 +65,25 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
             yield Finding(name, Health.FAILED, str(error), "Correct the class, or install its package.")
 
 
-def check_source(stream: Stream, *, running: Collection[str]) -> Iterator[Finding]:
-    """Check addresses, paths and secrets as a receiver on this host would find them.
+def check_listening(stream: Stream, *, ours: Callable[[], Collection[int]], is_here: bool) -> Iterator[Finding]:
+    """Check whether this host has the addresses free at which a stream listens, or a receiver of ours holds them.
 
-    `running`: the streams whose address receivers of ours hold, because they run now.
+    ours: returns the pids of this installation's processes. is_here: receivers are to run on this host.
     """
+    for place in _listens_at(stream.source):
+        yield _can_listen(f"stream {stream.name}", place, ours, Health.FAILED if is_here else Health.WARNING)
+
+
+def check_source(stream: Stream) -> Iterator[Finding]:
+    """Check other programs' addresses, paths and secrets as a receiver on this host would find them."""
     name, source = f"stream {stream.name}", stream.source
     yield from _secrets(name, source)
-    places = _listens_at(source)
-    for place in places:
-        yield _can_listen(name, place, is_running=stream.name in running)
     answering = [(place, _refusal(place)) for place in _connects_to(source)]
     yield from _reached(name, source, answering)
     path = getattr(source, "path", None)
     if isinstance(path, str):
         yield _readable(name, path, is_pattern=source.path_is_pattern)
-    if not places and not answering and path is None:
+    if not _listens_at(source) and not answering and path is None:
         yield Finding(name, Health.OK, f"{source.kind} {source.address}: its receiver knows where it reads; not tried")
 
 
@@ -121,7 +125,8 @@ def _listens_at(source: Source) -> list[_SourcePlace]:
     if getattr(source, "bind", False):
         return _endpoints(source)
     listen = getattr(source, "listen", None)
-    if listen is None:
+    if not isinstance(listen, str):
+        # None, or what a kind of another package has, as several addresses in a list.
         return []
     host, port = parse_listen(listen)
     transports = getattr(source, "transports", ("tcp",))
@@ -144,7 +149,7 @@ def _endpoints(source: Source) -> list[_SourcePlace]:
     return [_SourcePlace(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
 
 
-def _can_listen(name: str, place: _SourcePlace, *, is_running: bool) -> Finding:
+def _can_listen(name: str, place: _SourcePlace, ours: Callable[[], Collection[int]], bad: Health) -> Finding:
     host = "0.0.0.0" if place.host == "*" else place.host  # noqa: S104  what the declaration says
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -156,8 +161,14 @@ def _can_listen(name: str, place: _SourcePlace, *, is_running: bool) -> Finding:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and is_running:
-            return Finding(name, Health.OK, f"{place} is in use by this stream's receivers, or those that end for it")
+        if error.errno == errno.EADDRINUSE:
+            holder = holder_of(str(address[0]), place.port, datagrams=place.datagrams, ours=ours)
+            if holder is Holder.OURS:
+                return Finding(name, Health.OK, f"{place} is in use by a receiver of ours")
+            if holder is Holder.UNKNOWN:
+                way_out = "All is well if it is a receiver of ours; else stop it, or declare another port."
+                found = f"{place} is in use by a process that this account can't look at"
+                return Finding(name, Health.WARNING, found, way_out)
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             way_out = "If it is the address of the host where the receiver runs, all is well: check it there."
             return Finding(name, Health.WARNING, f"{place} is no address of this host: {error.strerror}", way_out)
@@ -165,7 +176,7 @@ def _can_listen(name: str, place: _SourcePlace, *, is_running: bool) -> Finding:
             errno.EADDRINUSE: "Stop what listens there (`ss -ltnup` names it), or declare another port.",
             errno.EACCES: "Take a port from 1024 on, or give the agent the right to bind this one.",
         }.get(error.errno or 0, "Correct the address.")
-        return Finding(name, Health.FAILED, f"can't listen at {place}: {error.strerror}", way_out)
+        return Finding(name, bad, f"can't listen at {place}: {error.strerror}", way_out)
     return Finding(name, Health.OK, f"can listen at {place}")
 
 

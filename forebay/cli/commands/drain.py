@@ -77,7 +77,7 @@ def drain_pipelines(
     """
     deadline = time.monotonic() + seconds
     printer = _Printer(tell)
-    outage = Outage("the drain")
+    outage = Outage("the drain", tell=tell)
     requested = False
     while not interrupted():
         try:

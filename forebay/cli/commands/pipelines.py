@@ -16,7 +16,7 @@ from forebay.cli.terminal.row_json import pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.batches.batch_schedule import halted
 from orchestration.status_page.problems import stale_line
-from tracker_store.batches.pipelines import remove_pipeline, still_runs
+from tracker_store.batches.pipelines import records_in_batches, remove_pipeline, still_runs
 from tracker_store.reports.status import pipeline_status
 
 if TYPE_CHECKING:
@@ -116,18 +116,21 @@ def remove(
         found = next((row for row in pipeline_status(connection) if row.pipeline == name), None)
         if found is not None and found.state == "RUNNING":
             raise still_runs(name)
+        in_batches = records_in_batches(connection, name)
         if found is not None and not yes:
+            batches = found.unfinished_batches + found.quarantined_batches
             console.print(
-                f"{name} ({found.state}): {found.waiting_records:,} records wait for it, and "
-                f"{found.unfinished_batches} batch(es) are not complete. They will not come out.",
+                f"{name} ({found.state}): {found.waiting_records:,} records wait for a batch, and {in_batches:,} are "
+                f"in {batches} batch(es) that are not complete. They will not come out.",
                 markup=False,
             )
             confirm(f"Remove {name}?", yes=yes, err=as_json)
         removed = remove_pipeline(connection, name)
     if as_json:
-        typer.echo(json.dumps({"pipeline": name, "removed": True, **asdict(removed)}))
+        answer = {"pipeline": name, "removed": True, **asdict(removed), "records_in_batches": in_batches}
+        typer.echo(json.dumps(answer))
     console.print(
-        f"{name} is removed; {removed.waiting_records:,} records had waited for it, {removed.unfinished_batches} "
-        f"batch(es) were not complete, {removed.kept_batches} quarantined.",
+        f"{name} is removed; {removed.waiting_records:,} records had waited for a batch, and {in_batches:,} were in "
+        f"batches that do not come out: {removed.unfinished_batches} not complete, {removed.kept_batches} quarantined.",
         markup=False,
     )

@@ -237,7 +237,7 @@ class _CodeWatch:
                 self.said.add(name)
                 self._console.print(
                     f"{name} is not in the code that forebay up runs here: unless other code has it, no batch of it "
-                    f"runs, and this command waits without end. {_WAY_OUT.format(name)}",
+                    f"runs, and it never comes to its end. {_WAY_OUT.format(name)}",
                     markup=False,
                 )
 

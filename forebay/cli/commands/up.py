@@ -299,7 +299,7 @@ class Services:
     def wait_for_stop(self) -> StopReason | None:
         """Wait as `wait` does, without a timeout; return None when `forebay stop` has stopped everything."""
         engine = create_engine(self.database_url, application_name="forebay up", pool_size=1)
-        outage = Outage("forebay up")
+        outage = Outage("forebay up", tell=self._tell)
         try:
             while (reason := self.wait(STOP_POLL_SECONDS)) is None:
                 try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -16,9 +14,10 @@ import typer
 
 from forebay.cli.checks.definitions_check import check_definitions
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
+from forebay.cli.checks.own_ports import pids_of_home
 from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
-from forebay.cli.checks.source_checks import check_declaration, check_source
+from forebay.cli.checks.source_checks import check_declaration, check_listening, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, named_module
 from forebay.cli.terminal.console import Console
@@ -42,8 +41,7 @@ from tracker_store.batches.pipelines import list_streams
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect_once
 from tracker_store.connection.errors import DriverLogError, SharedPlaceError
-from tracker_store.reports.status import receiver_status
-from tracker_store.schema.states import ReceiverState
+from tracker_store.receivers.processes import live_pids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +61,7 @@ def validate(
         typer.Argument(help=f"The module (or .py file) that declares your pipelines; {UNLESS_GIVEN}."),
     ] = None,
     offline: Annotated[  # noqa: FBT002
-        bool, typer.Option("--offline", help="Only declarations and plans: ask no driver log, no source and no sink.")
+        bool, typer.Option("--offline", help="Ask no driver log, no source and no sink. A busy port is a warning.")
     ] = False,
     plans: Annotated[  # noqa: FBT002
         bool, typer.Option("--plans/--no-plans", help="Run outputs' functions on empty frames, in a local Spark.")
@@ -73,13 +71,14 @@ def validate(
     """Check a module's streams, pipelines and outputs, and leave all as it was. Exits with 1 if something fails.
 
     Declarations are checked always, and whether the packages that sinks need are installed. The project's own Dagster
-    definitions are loaded, if it names a module of them. Each output's function runs on empty frames with the columns
-    of its streams, so that Spark analyses its plan, and its sink sees the names and types of the result. No sink is
+    definitions are loaded, if it names a module of them. A port at which a stream would listen must be free on this
+    host, or held by a receiver of this installation. Each output's function runs on empty frames with the columns of
+    its streams, so that Spark analyses its plan, and its sink sees the names and types of the result. No sink is
     called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks may be written to, by this user,
     and the results fit their targets.
 
-    With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources answer and
-    listeners can listen, from this host, and what `forebay apply` would change, or refuse.
+    With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources answer from
+    this host, and what `forebay apply` would change, or refuse.
 
     For example:
 
@@ -122,11 +121,14 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
         planned = check_plans(outputs, _known_columns(streams, log.columns))
         yield from planned.findings
         schemas = planned.schemas
+    for stream in streams:
+        listening = check_listening(stream, ours=log.own_pids, is_here=not offline)
+        # Offline, another host may be the one that receives: what is well here says nothing.
+        yield from (found for found in listening if not offline or found.health is not Health.OK)
+        if log.is_asked:
+            yield from check_source(stream)
     if offline:
         return
-    if log.is_asked:
-        for stream in streams:
-            yield from check_source(stream, running=log.running)
     for output, missing in needs.items():
         if not missing:
             yield check_sink(output, schemas.get(output))
@@ -134,36 +136,44 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _DriverLog:
-    """Hold what the driver log says: findings, which streams' addresses ours hold, and registered columns of streams.
-
-    `is_asked`: there is one, whether it answered or not. `running`: the streams whose receivers, by this name or by
-    the one before, run.
-    """
+    """Hold what the driver log says: findings, and registered columns of streams; and where it is, if it was asked."""
 
     findings: list[Finding]
-    is_asked: bool
-    running: set[str] = field(default_factory=set)
+    url: str | None = None
     columns: dict[str, list[Columns]] = field(default_factory=dict)
 
     @classmethod
     def nowhere(cls, *findings: Finding) -> Self:
-        return cls([*findings], is_asked=False)
+        return cls([*findings])
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether there is one, whether it answered or not."""
+        return self.url is not None
+
+    def own_pids(self) -> set[int]:
+        """Return the pids of this installation's processes now: a reload may have replaced some meanwhile."""
+        pids = pids_of_home(Settings().home)
+        with suppress(DriverLogError, sa.exc.SQLAlchemyError):
+            if self.url is not None:
+                with connect_once(self.url, application_name=_APPLICATION) as connection:
+                    pids |= live_pids(connection)
+        return pids
 
 
 def _ask_driver_log(module: str, pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> _DriverLog:
     try:
         url = database_url(Settings())
     except DatabaseUrlMissingError:
-        found = "there is none: sources and what is applied were not looked at"
+        found = "there is none: other programs' addresses and what is applied were not looked at"
         return _DriverLog.nowhere(Finding("driver log", Health.OK, found))
     except DriverLogError as error:
         found = f"not compared: {error}"
         return _DriverLog.nowhere(Finding("driver log", Health.WARNING, found, "Start it, or say --offline."))
-    log = _DriverLog([], is_asked=True)
+    log = _DriverLog([], url)
     try:
         with naming_the_log(url), connect_once(url, application_name=_APPLICATION) as connection:
             changes = difference(connection, pipelines)
-            log.running.update(_running(connection, streams, changes))
             log.findings.extend(_compare(connection, module, pipelines, changes))
             declared = {stream.name for stream in streams}
             for row in list_streams(connection):
@@ -173,24 +183,6 @@ def _ask_driver_log(module: str, pipelines: Sequence[Pipeline], streams: Sequenc
         found = f"not compared: {error}"
         log.findings.append(Finding("driver log", Health.FAILED, found, "`forebay doctor` looks at it."))
     return log
-
-
-def _running(connection: sa.Connection, streams: Sequence[Stream], changes: Sequence[Change]) -> Iterator[str]:
-    """Yield the streams whose address receivers of ours hold: their own, or those of a stream that ends for them."""
-    active = {
-        row.stream
-        for row in receiver_status(connection)
-        # Another program may have its port.
-        if row.state == ReceiverState.ACTIVE and os.strerror(errno.EADDRINUSE) not in row.reason
-    }
-    yield from active
-    ends = active & {change.name for change in changes if change.action == "stop"}
-    held = [row.declaration["source"].get("listen") for row in list_streams(connection) if row.name in ends]
-    for stream in streams:
-        # A kind of another package may have several addresses in a list, or none.
-        listen = getattr(stream.source, "listen", None)
-        if stream.renamed_from in active or (listen is not None and listen in held):
-            yield stream.name
 
 
 def _known_columns(streams: Sequence[Stream], registered: Mapping[str, list[Columns]]) -> dict[str, Columns]:

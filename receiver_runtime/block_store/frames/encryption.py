@@ -98,8 +98,8 @@ class BlockKey:
         if len(secret) != KEY_BYTES:
             raise BlockKeyError(
                 "",
-                f"{setting}: {reference} holds no key: write {KEY_BYTES} random bytes in base64 there, as "
-                f"`openssl rand -base64 {KEY_BYTES}` prints them",
+                f"{setting} holds no key: write {KEY_BYTES} random bytes in base64 (`openssl rand -base64 "
+                f"{KEY_BYTES}`) into {reference}",
             )
         return cls(secret)
 
@@ -239,8 +239,8 @@ class BlockKeys:
         raise BlockKeyError(
             key_id,
             f"the block at {where}, offset {offset}, is encrypted with the key {key_id}, which this process does not "
-            f"have ({has}): name that key in {READING_SETTING}, where batches are started, and put it on each host "
-            "that reads blocks",
+            f"have ({has}): put it on each host that reads blocks, and where batches are started name in "
+            f"{READING_SETTING} the key {key_id}",
         )
 
 

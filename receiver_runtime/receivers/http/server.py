@@ -260,7 +260,7 @@ def _tokens_of(secret: Secret) -> list[str]:
     """
     tokens = [line.strip() for line in secret.resolve().splitlines() if line.strip()]
     if not tokens:
-        raise SecretError(f"{secret} has no token: write one there, or several in a line each")
+        raise SecretError(f"there is no token: write one, or several in a line each, into {secret}")
     return tokens
 
 

@@ -23,7 +23,10 @@ _WAYS = 'write EnvVar("NAME"), "env:NAME" (an environment variable) or "file:/PA
 
 
 class SecretError(ValueError):
-    """Correct the way in which the secret is given, or found: it can't be used. The message never holds the secret."""
+    """Correct the way in which the secret is given, or found: it can't be used. The message never holds the secret.
+
+    One of `resolve` ends with the way out and the reference: people see the end of a long reason, not its middle.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,9 @@ class Secret:
             found = os.environ.get(name, "")
             if not found:
                 raise SecretError(
-                    f"the environment variable {name} is not set in this process: set it, and start what inherits "
-                    "it again: `forebay up`; else `forebay agent` for a source, for an output Dagster's code server too"
+                    f"the environment variable {name} is not set in this process, which inherits it from `forebay "
+                    "agent`, for an output from Dagster's code server too, or both from `forebay up`: set "
+                    f"{name} there, and start that again"
                 )
             return found
         path = Path(self.reference.removeprefix(_FILE))
@@ -80,13 +84,13 @@ class Secret:
             found = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
         except OSError as error:
             raise SecretError(
-                f"{self.reference}: {error.strerror}: put the secret there, on the host of the process that uses it, "
-                "and let its account read it"
+                f"{error.strerror}: on the host of the process that uses it, and readable for its account, put the "
+                f"secret into {self.reference}"
             ) from None
         except UnicodeDecodeError:
-            raise SecretError(f"{self.reference} is no text in UTF-8: write the secret there as text") from None
+            raise SecretError(f"no text in UTF-8: write the secret as text into {self.reference}") from None
         if not found:
-            raise SecretError(f"{self.reference} is empty: write the secret there")
+            raise SecretError(f"a secret is empty: write it into {self.reference}")
         return found
 
     def __str__(self) -> str:

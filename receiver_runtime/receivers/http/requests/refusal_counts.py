@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
-from tracker_store.receivers.receivers import refused_requests
+from tracker_store.receivers.receivers import REFUSALS_SHOWN_SECONDS, refused_requests
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, TimerHandle
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from receiver_runtime.supervisor.receiver import Receiver
 
 _SHOW_SECONDS = 5.0  # how often a new sum is shown, at most
-_CALM_SECONDS = 600.0  # after how long without a refusal the sum begins again
 _MOST_REASONS = 100
 _OTHER = "other reasons"
 _LONGEST = 100  # characters of a reason: a path may have any length
@@ -60,7 +59,7 @@ class RefusalCounts:
         self._receiver.report_note("requests", None)
 
     def _show(self) -> None:
-        left = self._newest + _CALM_SECONDS - self._loop.time()
+        left = self._newest + REFUSALS_SHOWN_SECONDS - self._loop.time()
         if left <= 0:
             self._counts.clear()
             self._timer = None

@@ -227,10 +227,12 @@ def test_a_running_pipeline_is_not_removed(log: Log) -> None:
 def test_remove_asks_for_a_confirmation(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confirmation, "is_terminal", lambda: True)
     log.add_at(log.receiver_ids[0], NOON + SECOND)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
     stop_pipelines(log.connection)
     refused = forebay("pipelines", "remove", "words", input="n\n")
     assert refused.exit_code == 1
-    assert "words (STOPPING): 10 records wait for it" in said(refused)
+    lost = "0 records wait for a batch, and 10 are in 1 batch(es) that are not complete. They will not come out."
+    assert f"words (STOPPING): {lost}" in said(refused)
     assert [row.name for row in list_pipelines(log.connection)] == ["words"]
     assert forebay("pipelines", "remove", "words", input="y\n").exit_code == 0
     assert list_pipelines(log.connection) == []
@@ -248,8 +250,9 @@ def test_a_removal_is_said_as_json(log: Log) -> None:
         "waiting_records": 10,
         "unfinished_batches": 0,
         "kept_batches": 0,
+        "records_in_batches": 0,
     }
-    assert "10 records had waited for it" in said(removed)
+    assert "10 records had waited for a batch" in said(removed)
     assert list_pipelines(log.connection) == []
 
 
@@ -275,7 +278,7 @@ def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on
     assert "if what waits is not wanted any more: forebay pipelines remove words" in said(stopped)
     removed = forebay("pipelines", "remove", "words", "--yes")
     assert removed.exit_code == 0, removed.output
-    assert "words is removed; 20 records had waited for it, 0 batch(es) were not complete" in said(removed)
+    assert "words is removed; 20 records had waited for a batch, and 0 were in batches" in said(removed)
     assert clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=now(log), max_rows=1000).blocks > 0
     [event] = log.connection.execute(
         sa.text("SELECT pipeline, detail FROM forebay.driver_log WHERE event = 'pipeline removed'")

@@ -106,6 +106,7 @@ def test_a_stop_that_waits_for_code_that_nobody_has_says_so_at_once(
         words = said(forebay("stop", "--pipeline", "words", "--timeout", "300ms"))
     assert ("words is not in the code that forebay up runs here" in words) is is_said
     assert words.count("forebay pipelines remove words") == bool(sequence), "one way out, once"
+    assert "waits without end" not in words, "it waits for 300 ms"
 
 
 @pytest.mark.parametrize("fails", [True, False])

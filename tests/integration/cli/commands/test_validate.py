@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import textwrap
 from types import SimpleNamespace
@@ -17,16 +18,18 @@ from typer.testing import CliRunner
 
 from forebay import DeltaSink
 from forebay.cli.checks import plan_checks
-from forebay.cli.commands import validate
+from forebay.cli.checks.source_checks import check_listening
 from forebay.cli.main import app
-from orchestration.declarations.apply import Change, apply
+from forebay.cli.services.supervisor_lock import take_lock
+from orchestration.declarations.apply import apply
 from orchestration.declarations.modules import load_pipelines
 from orchestration.spark.session.java import JavaNotFoundError
 from tests.integration.orchestration.target_database import Target
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
+from tracker_store.receivers.processes import register_process
 from tracker_store.receivers.receivers import placements
-from tracker_store.schema.states import ReceiverState
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,8 +141,8 @@ def test_a_module_that_can_not_be_loaded_is_a_finding(text: str, said: str, modu
 
 def test_declarations_that_exclude_each_other_are_found(module: Callable[[str], str], home: Path) -> None:
     path = module(f"""
-        one = Stream("lines", SocketText(listen="127.0.0.1:7001"))
-        other = Stream("lines", SocketText(listen="127.0.0.1:7002"))
+        one = Stream("lines", SocketText(listen="127.0.0.1:0"))
+        other = Stream("lines", SocketText(listen="localhost:0"))
         third = Stream("third", Http(listen="127.0.0.1:7003"))
         fourth = Stream("fourth", Http(listen="127.0.0.1:7003"))
         a, b = Pipeline("a", interval="10s"), Pipeline("b", interval="10s")
@@ -205,44 +208,60 @@ def test_sources_are_tried_from_here(
     assert told("missing") == [("warning", f"{home / 'missing'} does not exist on this host")]
 
 
-def test_an_address_that_a_running_receiver_of_the_stream_holds_is_well(
+def test_a_port_that_a_process_of_the_driver_log_holds_is_well(
     module: Callable[[str], str], home: Path, database_url: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     with socket.create_server(("127.0.0.1", 0)) as taken, connect(engine) as connection:
-        source = f"SocketText(listen='127.0.0.1:{taken.getsockname()[1]}')"
-        path = module(one_stream(source, home))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        # A stream that is not applied yet, as another name of one that is: its receiver may be there first.
+        path = module(one_stream(f"SocketText(listen='{place}')", home))
+        assert about(findings(path, well=False), "stream lines") == [
+            ("ok", "is new, and not applied yet"),
+            ("failed", f"can't listen at {place}: Address already in use"),
+        ]
         apply(connection, load_pipelines(path))
         findings(path, well=False)
-        connection.execute(sa.text("UPDATE forebay.receivers SET state = 'SCHEDULED'"))
-        connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
-        [held] = about(findings(path, well=True), "stream lines")
-        assert held[1].endswith("is in use by this stream's receivers, or those that end for it")
-        renamed = module(one_stream(source, home).replace('"lines"', '"rows"'))
-        found = findings(renamed, well=False)
-        assert held in about(found, "stream rows")
+        register_process(connection, kind=ProcessKind.RECEIVER, name="receiver-1", host="h", pid=os.getpid())
+        assert about(findings(path, well=True), "stream lines") == [("ok", f"{place} is in use by a receiver of ours")]
+        renamed = one_stream(f"SocketText(listen='{place}')", home).replace('"lines"', '"rows"')
+        found = findings(module(renamed), well=False)
+        assert about(found, "stream rows") == [
+            ("ok", "is new, and not applied yet"),
+            ("ok", f"{place} is in use by a receiver of ours"),
+        ]
         assert ("failed", "`forebay apply` asks first, and writes nothing") in about(found, "driver log")
-        mistyped = module(one_stream(source, home).replace('"lines", ', '"rows", renamed_from="lnes", source='))
+        mistyped = module(renamed.replace('"rows", ', '"rows", renamed_from="lnes", source='))
         [_, (health, hint), *_] = about(findings(mistyped, well=False), "driver log")
         assert health == "warning"
         assert hint.endswith("did you mean lines?")
-        renamed = module(one_stream(source, home).replace('"lines", ', '"rows", renamed_from="lines", source='))
-        assert held in about(findings(renamed, well=True), "stream rows")
+        findings(module(renamed.replace('"rows", ', '"rows", renamed_from="lines", source=')), well=True)
 
 
-def test_the_addresses_of_a_packages_kind_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_list: Any = SimpleNamespace(name="rows", renamed_from=None, source=SimpleNamespace(listen=["a:1", "b:1"]))
-    of_none: Any = SimpleNamespace(name="tail", renamed_from=None, source=SimpleNamespace())
-    lines = SimpleNamespace(name="lines", declaration={"source": {"listen": ["a:1", "b:1"]}})
-    files = SimpleNamespace(name="files", declaration={"source": {}})
-    taken = "degraded: Error listening on 127.0.0.1:80: OSError: [Errno 98] Address already in use"
-    without_port = SimpleNamespace(stream="other", state=ReceiverState.ACTIVE, reason=taken)
-    active = [SimpleNamespace(stream=name, state=ReceiverState.ACTIVE, reason="") for name in ("lines", "files")]
-    monkeypatch.setattr(validate, "receiver_status", lambda _: [*active, without_port])
-    monkeypatch.setattr(validate, "list_streams", lambda _: [lines, files])
-    ends = [Change("stream", name, "stop") for name in ("lines", "files")]
-    connection: Any = None
-    assert set(validate._running(connection, [of_list, of_none], ends)) == {"lines", "files", "rows"}
+def test_a_port_is_looked_at_without_a_driver_log_and_those_of_this_home_are_well(
+    module: Callable[[str], str], home: Path
+) -> None:
+    listen = "import socket; held = socket.create_server(('127.0.0.1', 0)); print(held.getsockname()[1], flush=True)"
+    command = [sys.executable, "-S", "-c", f"{listen}; input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        place = f"127.0.0.1:{int(holder.stdout.readline())}"
+        path = module(one_stream(f"SocketText(listen='{place}')", home))
+        taken = f"can't listen at {place}: Address already in use"
+        assert about(findings(path, well=False), "stream lines") == [("failed", taken)]
+        # Another host may be the one that receives.
+        assert about(findings(path, "--offline", well=True), "stream lines") == [("warning", taken)]
+        (home / "state").mkdir()
+        with take_lock(home / "state"):
+            held = [("ok", f"{place} is in use by a receiver of ours")]
+            assert about(findings(path, well=True), "stream lines") == held
+            assert about(findings(path, "--offline", well=True), "stream lines") == []
+        holder.communicate("", timeout=60)
+
+
+def test_the_addresses_of_a_packages_kind_may_be_a_list() -> None:
+    of_list: Any = SimpleNamespace(name="rows", source=SimpleNamespace(listen=["a:1", "b:1"]))
+    assert list(check_listening(of_list, ours=set, is_here=True)) == []
 
 
 def test_sinks_are_asked_for_rights_and_nothing_is_written(

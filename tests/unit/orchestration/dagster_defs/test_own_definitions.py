@@ -127,8 +127,8 @@ defs = dg.Definitions(assets=[a, b])
     ("text", "health", "said"),
     [
         ("import dagster as dg\ndefs = dg.Definitions()\n", Health.OK, "own_of_shop"),
-        ("defs = 1 / 0\n", Health.FAILED, "own_of_shop: ZeroDivisionError: division by zero"),
-        ("raise SystemExit(3)\n", Health.FAILED, "own_of_shop: SystemExit: 3"),
+        ("defs = 1 / 0\n", Health.FAILED, "imported: ZeroDivisionError: division by zero (own_of_shop.py, line 1)"),
+        ("raise SystemExit(3)\n", Health.FAILED, "imported: SystemExit: 3 (own_of_shop.py, line 1)"),
         ("", Health.FAILED, "needs one dagster.Definitions at its top level, and has 0"),
         (TWINS, Health.FAILED, "DagsterInvalidDefinitionError"),
     ],

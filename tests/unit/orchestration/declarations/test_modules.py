@@ -18,7 +18,25 @@ if TYPE_CHECKING:
         ("no_syntax", "x = 1\nif x\n", r"SyntaxError: expected ':' \(no_syntax.py, line 2\)"),
         ("no_name", "\n\nundefined\n", r"NameError: name 'undefined' is not defined \(no_name.py, line 3\)"),
         ("raises", "raise ValueError('a\\nb')\n", r"ValueError: a \(raises.py, line 1\)"),
-        ("no_module", "import nowhere_at_all\n", "can't be imported from .*: No module named 'nowhere_at_all'"),
+        (
+            "no_package",
+            "\nimport nowhere_at_all\n",
+            r"No module named 'nowhere_at_all': install it .*pip install nowhere_at_all.* \(no_package.py, line 2\)",
+        ),
+        (
+            "no_module_of_ours",
+            "import forebay.sorces\n",
+            r"imported: ModuleNotFoundError: No module named 'forebay.sorces' \(no_module_of_ours.py, line 1\)",
+        ),
+        ("no_such_name", "from forebay import Nothing\n", r"cannot import name .* \(no_such_name.py, line 1\)"),
+        ("exits", "import sys\nsys.exit('no licence')\n", r"SystemExit: no licence \(exits.py, line 2\)"),
+        ("in_python", "import json\n\njson.loads('{')\n", r"JSONDecodeError: .* \(in_python.py, line 3\)"),
+        ("in_a_package", "import numpy\n\nnumpy.zeros('a')\n", r"TypeError: .* \(in_a_package.py, line 3\)"),
+        (
+            "declaration",
+            "from forebay import Pipeline\n\nPipeline('words', interval='no')\n",
+            r"^module 'declaration': pipeline 'words': interval[^()]* \([^()]*declaration.py:3\)$",
+        ),
         ("nothing", "", "declares no Pipeline"),
         (
             "sink",
@@ -67,6 +85,19 @@ def test_a_module_that_can_not_be_loaded_is_refused_in_one_line(
     with pytest.raises(PipelineModuleError, match=said) as raised:
         load_pipelines(str(tmp_path / f"{name}.py"))
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_in_the_project_is_named_from_its_folder_and_a_missing_module_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shop_of_words").mkdir()
+    (tmp_path / "shop_of_words" / "__init__.py").write_text("import json\n\n{}['a']\n")
+    with pytest.raises(PipelineModuleError, match=r"KeyError: 'a' \(shop_of_words/__init__.py, line 3\)"):
+        load_pipelines("shop_of_words")
+    with pytest.raises(PipelineModuleError, match=f"can't be imported from {tmp_path}: No module named 'word_shop'"):
+        load_pipelines("word_shop.pipelines")
 
 
 def test_a_file_that_is_not_there_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

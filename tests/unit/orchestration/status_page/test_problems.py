@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
+from forebay import EnvVar, Secret
 from orchestration.block_checks.bounded_scans import Unreachable
 from orchestration.status_page.problems import problems
 from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
+from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys
+from receiver_runtime.block_store.frames.errors import BlockKeyError
+from receiver_runtime.sources.fields.secret import SecretError
 from tracker_store.batches.run_queue import WaitingRuns
 from tracker_store.batches.streams import UnreadStream
 from tracker_store.host.code_in_force import CodeState
 from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -88,6 +97,7 @@ def test_receivers_of_several_streams_with_one_cause_are_one_line() -> None:
 
 def test_refused_requests_and_what_is_not_received_have_lines_of_their_own() -> None:
     refused = refused_requests(12_031, "404 /v1/traces", 11_000)
+    until = "(shown until there is none for 10m): forebay events --kind receiver_error"
     assert lines(
         system(
             receiver(1, "ACTIVE", f"listening on http://a:1; {refused}"),
@@ -95,8 +105,8 @@ def test_refused_requests_and_what_is_not_received_have_lines_of_their_own() -> 
         )
     ) == [
         "lines/2 is degraded: /in/a.zip is not read: forebay receivers list",
-        "lines/1: 12,031 requests refused: 11,000 of them 404 /v1/traces: forebay events --kind receiver_error",
-        "lines/2: 1 request refused: 401 Authorization: forebay events --kind receiver_error",
+        f"lines/1: 12,031 requests refused: 11,000 of them 404 /v1/traces {until}",
+        f"lines/2: 1 request refused: 401 Authorization {until}",
     ]
 
 
@@ -228,3 +238,55 @@ def test_a_trouble_whose_words_change_stays_the_same_one() -> None:
         [first], [second] = problems(one), problems(other)
         assert first.what != second.what
         assert first.about == second.about != ""
+
+
+# As long as they may be, where a reason begins with them.
+_OUTPUT = f"output '{'counts_by_hour_' * 4}' of pipeline '{'orders_of_all_shops_' * 3}': "
+_VARIABLE = "FOREBAY_TEST_A_TARGET_THAT_IS_NOT_SET"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "put the secret into file:"),
+        (b"", "a secret is empty: write it into file:"),
+        (b"\xff", "write the secret as text into file:"),
+        (b"hunter2", "-base64 32`) into file:"),
+    ],
+)
+def test_a_shortened_reason_names_the_secret_s_file_and_the_way_out(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    file = tmp_path / ("a_secret_" * 3)
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BlockKeyError) as raised:
+        BlockKey.read(Secret(f"file:{file}"))
+    # A folder of tests has a long name by itself: a place of 60 characters stands for it.
+    place = "/run/secrets/of_the_shop/in_production/target_of_all_orders"
+    reason = f"{_OUTPUT}{raised.value}".replace(str(file), place)
+    [blocked] = lines(system(pipeline=replace(HEALTHY, blocked_batches=1, retry_reason=reason)))
+    assert f"{said}{place}): forebay batches list" in blocked
+    # A name that is longer than the line is cut within.
+    far = reason.replace(place, "/folder" * 40 + place)
+    [blocked] = lines(system(pipeline=replace(HEALTHY, blocked_batches=1, retry_reason=far)))
+    assert f"{place}): forebay batches list" in blocked
+
+
+def test_a_shortened_reason_names_the_variable_and_the_way_out() -> None:
+    with pytest.raises(SecretError) as raised:
+        EnvVar(_VARIABLE).resolve()
+    with pytest.raises(BlockKeyError) as of_a_key:
+        BlockKey.read(EnvVar(_VARIABLE))
+    for error in (raised.value, of_a_key.value):
+        waits = replace(HEALTHY, blocked_batches=1, retry_reason=f"{_OUTPUT}{error}")
+        [blocked] = lines(system(pipeline=waits))
+        assert f"`forebay up`: set {_VARIABLE} there, and start that again): forebay batches list" in blocked
+
+
+def test_a_shortened_reason_names_the_setting_and_the_key_of_an_encrypted_block() -> None:
+    payload = pa.py_buffer(bytes.fromhex("0123456789abcdef") + bytes(60))
+    with pytest.raises(BlockKeyError) as raised:
+        BlockKeys().decrypt(payload, b"", "s3://bucket/" + "folder/" * 30, 0)
+    [blocked] = lines(system(pipeline=replace(HEALTHY, blocked_batches=1, retry_reason=str(raised.value))))
+    assert "name in FOREBAY_BLOCK_KEYS_FOR_READING the key 0123456789abcdef): forebay batches list" in blocked

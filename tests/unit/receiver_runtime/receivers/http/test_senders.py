@@ -144,4 +144,4 @@ def test_a_secret_without_a_token_is_reported(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("\n \n")
     source = Http(listen="127.0.0.1:0", tokens=(f"file:{tmp_path / 'token'}",))
     with rig(tmp_path / "blocks", make_receiver(source)) as made:
-        eventually(lambda: any("has no token" in detail for _, _, detail in made.reporter.events), "the reason")
+        eventually(lambda: any("there is no token" in detail for _, _, detail in made.reporter.events), "the reason")

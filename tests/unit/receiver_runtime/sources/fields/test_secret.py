@@ -55,7 +55,7 @@ def test_a_reference_is_stored_unresolved_and_resolved_when_used(
 def test_a_file_is_read_when_used_without_its_last_newline(tmp_path: Path) -> None:
     file = tmp_path / "password"
     secret = Secret(f"file:{file}")
-    with pytest.raises(SecretError, match=r"No such file.*put the secret there"):
+    with pytest.raises(SecretError, match=r"No such file.*put the secret into file:/"):
         secret.resolve()
     file.write_text("a b \n")
     assert secret.resolve() == "a b "
@@ -82,7 +82,7 @@ def test_an_invalid_reference_is_refused(reference: str) -> None:
 
 def test_an_unset_variable_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
-    with pytest.raises(SecretError, match=r"variable NOT_SET is not set.*set it, and start what inherits it again"):
+    with pytest.raises(SecretError, match=r"variable NOT_SET is not set.*: set NOT_SET there, and start that again"):
         EnvVar("NOT_SET").resolve()
 
 

@@ -1,0 +1,32 @@
+"""Test what a loop says of an outage on a terminal: a line at its start and one at its end, whatever came between."""
+
+from __future__ import annotations
+
+import psycopg2
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
+
+from tracker_store.connection.errors import DriverLogUnavailableError
+from tracker_store.connection.outage import Outage
+
+
+def test_an_outage_on_a_terminal_is_a_line_at_its_start_and_one_at_its_end() -> None:
+    said: list[str] = []
+    now = 0.0
+    outage = Outage("forebay up", lambda: now, said.append)
+    killed = psycopg2.OperationalError("server closed the connection\n\tThis probably means that it ended\n")
+    with capture_logs() as logged:
+        for error in (OperationalError("SELECT 1", {}, killed), DriverLogUnavailableError("connection refused")):
+            outage.failed(error)
+        now = 6.5
+        outage.answered()
+        outage.answered()
+        outage.failed(DriverLogUnavailableError("connection refused"))
+    away = "forebay up can't work with the driver log, and tries again:"
+    assert said == [
+        f"{away} (psycopg2.OperationalError) server closed the connection",
+        "forebay up works with the driver log again, after 6.5 s",
+        f"{away} connection refused",
+    ]
+    # A stack is for `forebay --verbose up`.
+    assert {one["log_level"] for one in logged} == {"debug"}
