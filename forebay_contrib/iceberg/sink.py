@@ -23,6 +23,7 @@ from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import check_fit, fields_in
+from receiver_runtime.block_store.roots import too_long
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -164,6 +165,9 @@ class IcebergSink(FileTableSink):
                 f"{where}: the name of its Iceberg table {self.table!r} has {', '.join(found)}, which programs read in "
                 "several ways in the name of its directory: name the table otherwise"
             )
+        namespace, _, name = self.table.rpartition(".")
+        if why := too_long(f"{namespace}.db/{name}"):
+            raise SinkError(f"{where}: its Iceberg table would have a directory of its name, and {why}")
 
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""

@@ -43,6 +43,8 @@ BATCH_PARAMETER = "batch"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _Arguments = ParamSpec("_Arguments")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A folder has the names of a pipeline and an output together, and a file system takes 255 bytes.
+_MOST_LETTERS = 120
 
 
 _PACKAGES = ("forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store")
@@ -74,6 +76,9 @@ def _line_of_the_user(frame: FrameType | None) -> str | None:
 def _checked_name(kind: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         message = f"{kind} name {name!r}: use letters, digits and _, and begin with a letter"
+        raise DeclarationError(message)
+    if len(name) > _MOST_LETTERS:
+        message = f"{kind} name {name[:20]!r}… has {len(name)} letters: use at most {_MOST_LETTERS}"
         raise DeclarationError(message)
     return name
 
@@ -120,7 +125,7 @@ class Stream:
         """Declare a stream.
 
         Args:
-            name: letters, digits and _.
+            name: at most 120 letters, digits and _.
             source: where the records come from, such as `SocketText(...)`.
             receivers: how many receivers read it at the same time; "per_host": one on each host with an agent.
             retention: how long its blocks are kept while no pipeline reads it.
@@ -347,7 +352,7 @@ class Pipeline:
         """Declare a pipeline.
 
         Args:
-            name: letters, digits and _.
+            name: at most 120 letters, digits and _.
             interval: the batch interval; batch times are its multiples by the database's clock.
             retention: how long after its batch time a batch's blocks are kept, to run it again.
             start: where a new pipeline begins: with the "earliest" block that is retained, or after the "latest".

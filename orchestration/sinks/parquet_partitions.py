@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from orchestration.sinks.refused_rows import RefusedRow, RefusedRowsError, readable_row, shown
+from receiver_runtime.block_store.roots import MOST_NAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Folders that one task fills at the same time: each has an open file, and its rows are in memory until it is closed.
 MOST_FOLDERS = 1000
-# Bytes that a file system takes for one name.
-_MOST_BYTES = 255
 _TYPES = frozenset({"ByteType", "ShortType", "IntegerType", "LongType", "DateType", "StringType"})
 # The characters that Spark escapes in a folder's name (ExternalCatalogUtils.escapePathName), and those of control.
 _ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
@@ -147,7 +146,7 @@ def _folder(column: str, value: pa.Scalar) -> tuple[str, str]:
             f"{'null' if plain in ('', NULL) else 'a number or a time'}"
         )
     name = f"{_escape(column)}={_escape(text)}"
-    if len(name.encode()) > _MOST_BYTES:
+    if len(name.encode()) > MOST_NAME_BYTES:
         return "", f"column {column} is {shown(plain)}, which is too long for a folder's name"
     return name, ""
 

@@ -6,6 +6,7 @@ written ``%2C`` in a URL. This module loads nothing large, because every process
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,6 +15,8 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 
 #: Schemes of stores without append, where a block is an object.
 OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+#: Bytes that a file system takes for one name.
+MOST_NAME_BYTES = 255
 # A Path has made one slash of two.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _OF_SHELLS = re.compile(r"^~|[$`*]|%[A-Za-z_]\w*%")
@@ -61,7 +64,15 @@ def not_a_directory(path: str) -> str | None:
         return "no shell replaces '~', '$', '*' and the like here: write the directory itself"
     if _ODD.search(path):
         return "it has a control character, a blank at its end, or a backslash: write a directory, with '/' between"
-    return None
+    return too_long(path)
+
+
+def too_long(path: str) -> str | None:
+    """Return why no file system takes a path, by its longest name, and what to write; None if one may."""
+    name = max(path.split("/"), key=lambda one: len(os.fsencode(one)))
+    if (size := len(os.fsencode(name))) <= MOST_NAME_BYTES:
+        return None
+    return f"its {name[:20]!r}… has {size} bytes: a file system takes {MOST_NAME_BYTES} for one name, so shorten it"
 
 
 def root_name(root: str) -> str:

@@ -199,9 +199,11 @@ def test_a_missing_topic_degrades_the_receiver_and_blocks_no_other(
     stop(process)
 
 
-@pytest.mark.parametrize("fetch", ["columns", "objects"])
+@pytest.mark.parametrize(
+    ("guarantee", "fetch"), [("exactly_once", "columns"), ("exactly_once", "objects"), ("at_most_once", "objects")]
+)
 def test_partitions_without_a_leader_block_no_others_and_are_read_once_it_is_back(
-    kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig], fetch: str
+    kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig], guarantee: str, fetch: str
 ) -> None:
     topic = KafkaTopic(kafka_cluster, replicas=1, min_insync_replicas=1)
     watched = _Watched(AdminClient({"bootstrap.servers": kafka_cluster.address}), topic.name)
@@ -209,7 +211,7 @@ def test_partitions_without_a_leader_block_no_others_and_are_read_once_it_is_bac
     leader = watched.leader()
     away = watched.led_by(leader)
     kafka_cluster.nodes[leader].kill()
-    rig = make_rig(topic.source(fetch=fetch))
+    rig = make_rig(topic.source(guarantee=guarantee, fetch=fetch))
     process = rig.start()
     others = [place for place in topic.sent if place[1] not in away]
     assert others

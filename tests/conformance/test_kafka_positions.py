@@ -47,6 +47,12 @@ from receiver_runtime.receivers.kafka.reading import positioned_reading
 positioned_reading._IDS_SECONDS = 0.2
 """
 
+# Code for a process that looks at its topics every 0.2 s instead of every half minute, at most once.
+LOOKS_OFTEN = """
+from receiver_runtime.receivers.kafka.reading import at_most_once_reading
+at_most_once_reading._LOOK_SECONDS = 0.2
+"""
+
 # Code for a process whose disk refuses a few blocks.
 DISK_FAILS = """
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLog, WriteAheadLogError
@@ -629,3 +635,47 @@ def test_x03_at_most_once_is_the_client_s_own_commit(topic: KafkaTopic, make_rig
     eventually(lambda: topic.all_came(rig), "30 more")
     stop(second)
     topic.check_each_came_once(rig)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_what_is_left_out_at_most_once_is_reported(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig], strategy: str
+) -> None:
+    topic = real_topic
+    options = {"auto.commit.interval.ms": 100, "partition.assignment.strategy": strategy}
+    rig = make_rig(topic.source(guarantee="at_most_once", start="latest", options=options))
+
+    def has_opened_all() -> bool:
+        return {row.partition for row in rig.links()} >= {f"read by the group: {number}" for number in range(3)}
+
+    process = rig.start()
+    eventually(has_opened_all, "the partitions")
+    # A restart before the first record begins where the first start would have.
+    stop(process)
+    topic.send(10, partition=0)
+    second = rig.start(first=LOOKS_OFTEN)
+    eventually(lambda: rig.registered() == 10, "10 records")
+    stop(second)
+    assert not rig.said("gap of unknown size")
+    topic.send(10, partition=0)
+    topic.delete_records(0, 16)
+    third = rig.start(first=LOOKS_OFTEN)
+    # As out_of_range says, "earliest" by default, and not start.
+    eventually(lambda: rig.registered() == 14, "what is there")
+    assert rig.said(
+        f"{topic.name}/0: offset 10 is next, the broker has 16 up to 20: offsets 10 up to 16, 6 of them, are"
+    )
+    assert sorted(row["offset"] for row in rig.rows()) == [*range(10), *range(16, 20)]
+    topic.delete()
+    create_again(topic)
+    eventually(lambda: rig.said(f"{topic.name}: the topic was created again"), "the new topic")
+    stop(third)
+    # With a topic that is deleted, Kafka forgets the group's positions.
+    topic.delete()
+    create_again(topic)
+    before = len(rig.events())
+    fourth = rig.start()
+    lost = f"{topic.name}/0: the group 'g-{topic.name}' has no position"
+    eventually(lambda: any(said.startswith(lost) for _, said, _ in rig.events()[before:]), "no position")
+    stop(fourth)
+    assert not rig.said("reading from Kafka failed")

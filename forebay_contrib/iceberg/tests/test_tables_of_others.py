@@ -27,12 +27,24 @@ def test_an_iceberg_location_that_programs_read_in_several_ways_is_refused(odd: 
         _directory(odd, attempt().name)
 
 
-@pytest.mark.parametrize("name", ["s.t%41", "s.a#b", "s.a?b"])
-def test_a_name_that_its_directory_can_not_have_is_refused_before_the_table_is_made(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("s.t%41", "name the table otherwise"),
+        ("s.a#b", "name the table otherwise"),
+        ("s.a?b", "name the table otherwise"),
+        ("s." + "ä" * 128, "has 256 bytes: a file system takes 255"),
+        ("s" * 253 + ".t", "has 256 bytes: a file system takes 255"),
+    ],
+    ids=["percent", "hash", "question", "long", "long namespace"],
+)
+def test_a_name_that_its_directory_can_not_have_is_refused_before_the_table_is_made(
+    tmp_path: Path, name: str, why: str
+) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
     sink = IcebergSink(name, catalog=catalog)
-    assert "name the table otherwise" in sink.check_target().found
-    with pytest.raises(SinkError, match="name the table otherwise"):
+    assert why in sink.check_target().found
+    with pytest.raises(SinkError, match=why):
         sink.write(words(("a", 1)), attempt())
     with load_catalog("forebay", **catalog) as loaded:
         assert loaded.list_namespaces() == []

@@ -2,7 +2,8 @@
 
 Queries both, and reads no records. The driver log also keeps other facts about a stream's topics, beside the positions,
 as origins of partitions whose names are not numbers: how many partitions a topic had when the stream began
-(``stream_beginning``), and the topic id with which a partition was read (``topic_ids``).
+(``stream_beginning``), the topic id with which a partition was read (``topic_ids``), and what a group has read whose
+positions only the brokers have (``reading.group_positions``).
 """
 
 from __future__ import annotations
@@ -77,14 +78,15 @@ class KafkaPlaces:
         self._source = source
         self._consumer = consumer
         self._settings = settings
-        self._brokers = BrokerQuestions(settings)
-        self._ids = TopicIds(self._brokers, self._supervisor.block_path)
+        #: Asks what the consumer can't.
+        self.brokers = BrokerQuestions(settings)
+        self._ids = TopicIds(self.brokers, self._supervisor.block_path)
         #: What existed when the stream began.
         self.beginning = StreamBeginning(source, consumer, self._supervisor.block_path)
 
     def close(self) -> None:
         """Close what was opened here; the reader owns the consumer."""
-        self._brokers.close()
+        self.brokers.close()
 
     def look(self, keys: Iterable[Key]) -> Look:
         """Ask the brokers once for everything needed about some partitions' topics."""
@@ -103,7 +105,7 @@ class KafkaPlaces:
                 else:
                     found.leaders[key] = int(partition.leader)
         there = {key[0] for key, leader in found.leaders.items() if isinstance(leader, int)}
-        found.ids = self._brokers.topic_ids(there, BROKER_SECONDS)
+        found.ids = self.brokers.topic_ids(there, BROKER_SECONDS)
         return found
 
     def open(self, key: Key, look: Look, cut_at: int | None = None) -> Partition:
@@ -117,8 +119,8 @@ class KafkaPlaces:
             OutOfRangeError: the next record is not on the broker, and the source says to stop then.
         """
         topic, number = key
-        low, high = self._range(key)
-        began = self._beginning_of(key, low, high)
+        low, high = self.range_of(key)
+        began = self.beginning_of(key, low, high)
         # The id first: if the topic is created again between the two queries, that is noticed the next time.
         read_by, now = self._ids.compare(key, look.ids.get(topic))
         at = self._supervisor.block_path.positions.open_partition(topic, str(number), began)
@@ -126,21 +128,16 @@ class KafkaPlaces:
             return self._open_recreated(key, at, low, high, new_id_link(key, read_by, now))
         if cut_at is not None and low <= cut_at < at.offset:
             return self._next_generation(key, at, cut_at, f"the broker's log was cut at offset {cut_at}")
-        for _ in range(_LOOKS):
-            if at.offset <= high:
-                break
-            time.sleep(_LOOK_SECONDS)
-            low, high = self._range(key)
+        if at.offset > high:
+            low, high = self.look_again(key, at.offset)
         if low <= at.offset <= high:
             return Partition(at.generation, at.offset)
         if at.offset < low:
-            went_on = self._pass_lost(key, at.offset, low, high)
+            went_on = self.pass_lost(key, at.offset, low, high)
             lost = OffsetLink(topic, str(number), at.generation, at.offset, went_on, LinkKind.LOST)
             return Partition(at.generation, went_on, [lost])
         went_on = high if self._source.out_of_range == "latest" else low
-        return self._next_generation(
-            key, at, went_on, f"the broker has {low} up to {high}: the topic was created again, or its log truncated"
-        )
+        return self._next_generation(key, at, went_on, ends_before(low, high))
 
     def made_anew(self, keys: Sequence[Key]) -> list[Key]:
         """Return those open partitions whose topic is, or may be, another one of the same name by now."""
@@ -148,27 +145,40 @@ class KafkaPlaces:
 
     def ask_ends(self, keys: Iterable[Key]) -> Mapping[Key, EndAnswer]:
         """Ask the brokers for partitions' ends; see ``BrokerQuestions.ask_ends``."""
-        return self._brokers.ask_ends(keys)
+        return self.brokers.ask_ends(keys)
 
     def strangers(self) -> set[str]:
         """Return the client ids of the group's members that are not this stream's receivers."""
-        return self._brokers.members(self._source.group) - {self._settings["client.id"]}
+        return self.brokers.members(self._source.group) - {self._settings["client.id"]}
 
-    def start_unreliably(self, key: Key) -> int:
-        """Return where to begin in a partition for which the broker has no committed position."""
-        return self._configured_start(key, *self._range(key))
+    # -- what the broker has -----------------------------------------------------------------------------------------
 
-    def _pass_lost(self, key: Key, at: int, low: int, high: int) -> int:
+    def range_of(self, key: Key) -> tuple[int, int]:
+        """Return the offset of a partition's oldest record, and the one after its newest."""
+        low, high = self._consumer.get_watermark_offsets(TopicPartition(*key), timeout=BROKER_SECONDS)
+        return low, high
+
+    def look_again(self, key: Key, at: int) -> tuple[int, int]:
+        """Return a range that ends before ``at`` only if that was seen several times."""
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_SECONDS)
+            low, high = self.range_of(key)
+            if at <= high:
+                break
+        return low, high
+
+    def pass_lost(self, key: Key, at: int, low: int, high: int) -> int:
         """Return where to read on behind records that are gone, and report these. Raises OutOfRangeError."""
         where = f"{key[0]}/{key[1]}: offset {at} is next, the broker has {low} up to {high}"
-        self._refuse_to_go_on(where)
+        self.refuse_to_go_on(where)
         went_on = high if self._source.out_of_range == "latest" else low
         self._receiver.report_error(
             f"{where}: offsets {at} up to {went_on}, {went_on - at} of them, are gone unread, and lost"
         )
         return went_on
 
-    def _refuse_to_go_on(self, where: str) -> None:
+    def refuse_to_go_on(self, where: str) -> None:
+        """Raise OutOfRangeError if the source says so."""
         if self._source.out_of_range == "stop":
             raise OutOfRangeError(f"{where}. {OutOfRangeError.__doc__}")
 
@@ -202,14 +212,14 @@ class KafkaPlaces:
     def _next_generation(self, key: Key, at: Position, begins: int, why: str) -> Partition:
         topic, number = key
         where = f"{topic}/{number}: offset {at.offset} is next, {why}"
-        self._refuse_to_go_on(where)
+        self.refuse_to_go_on(where)
         self._receiver.report_error(f"{where}; generation {at.generation + 1} begins at offset {begins}")
         origin = OffsetLink(topic, str(number), at.generation + 1, ORIGIN, begins, LinkKind.ORIGIN)
         return Partition(at.generation + 1, begins, [origin])
 
     # -- where to begin ----------------------------------------------------------------------------------------------
 
-    def _beginning_of(self, key: Key, low: int, high: int) -> int:
+    def beginning_of(self, key: Key, low: int, high: int) -> int:
         """Return where to begin in a partition that was not read before.
 
         Of one that was added later, retention may have removed records that no receiver could read: it begins at 0.
@@ -225,6 +235,7 @@ class KafkaPlaces:
             raise KafkaException(found.error)
         return high if found.offset in (OFFSET_END, -1) else found.offset
 
-    def _range(self, key: Key) -> tuple[int, int]:
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(*key), timeout=BROKER_SECONDS)
-        return low, high
+
+def ends_before(low: int, high: int) -> str:
+    """Say why a log may end before a position."""
+    return f"the broker has {low} up to {high}: the topic was created again, or its log truncated"

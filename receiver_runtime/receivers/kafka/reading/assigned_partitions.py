@@ -33,21 +33,27 @@ class AssignedPartitions:
     """Hold partitions; see the module. Only the reader's thread uses it.
 
     ``on_unread`` is called with each partition that is not read from now on. Once ``stopping`` is set, no partition is
-    opened.
+    opened. ``open_partition`` opens one, by ``places`` if it is not given.
     """
 
     def __init__(
-        self, receiver: Receiver, places: KafkaPlaces, stopping: threading.Event, on_unread: Callable[[Key], None]
+        self,
+        receiver: Receiver,
+        places: KafkaPlaces,
+        stopping: threading.Event,
+        on_unread: Callable[[Key], None],
+        open_partition: Callable[[Key, Look, int | None], Partition] | None = None,
     ) -> None:
         self._receiver = receiver
         self._places = places
+        self._open = open_partition or places.open
         self._stopping = stopping
         self._on_unread = on_unread
         #: Those that are read.
         self.read: dict[Key, Partition] = {}
         #: Of these, those to read from their positions again; until then, their records are dropped.
         self.unsure: set[Key] = set()
-        #: Those that are not read yet, each with the offset at which its log was cut, if that is why it waits.
+        #: Those that are not read yet, each with the offset that the client named as it lost its place, for opening it.
         self.waiting: dict[Key, int | None] = {}
         # Why some of them can't be read.
         self._unreadable: dict[Key, str] = {}
@@ -61,12 +67,12 @@ class AssignedPartitions:
         """Return where each is to be read from; 0 for one that waits, where it does not matter."""
         return {key: one.position for key, one in self.read.items()} | dict.fromkeys(self.waiting, 0)
 
-    def wait_for(self, key: Key, cut_at: int | None = None) -> None:
+    def wait_for(self, key: Key, named: int | None = None) -> None:
         """Have a partition wait until the brokers say where to read on."""
         self.read.pop(key, None)
         self.unsure.discard(key)
         self._on_unread(key)
-        self.waiting[key] = cut_at
+        self.waiting[key] = named
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget partitions that are another member's now."""
@@ -116,7 +122,7 @@ class AssignedPartitions:
                 if leader in silent or self._stopping.is_set():
                     continue
                 try:
-                    opened = self._places.open(key, look, self.waiting[key])
+                    opened = self._open(key, look, self.waiting[key])
                 except KafkaException as error:
                     if error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001  librdkafka's own name for it
                         silent.add(leader)

@@ -74,7 +74,6 @@ def _make_fetcher(library: Library, settings: Mapping[str, Option]) -> ColumnFet
 
 def _settings(source: Kafka, stream_name: str) -> dict[str, Option]:
     exactly_once = source.exactly_once
-    start = source.start
     defaults: dict[str, Option] = {
         "client.id": f"forebay-{stream_name}",
         "partition.assignment.strategy": "cooperative-sticky",
@@ -92,5 +91,6 @@ def _settings(source: Kafka, stream_name: str) -> dict[str, Option]:
         "group.id": source.group,
         "enable.auto.commit": not exactly_once,
         "enable.auto.offset.store": not exactly_once,
-        "auto.offset.reset": "error" if exactly_once else start if isinstance(start, str) else "earliest",
+        # The client must not choose another position by itself: what that leaves out is reported.
+        "auto.offset.reset": "error",
     }

@@ -71,6 +71,18 @@ def test_names_must_be_valid_in_every_part(name: str) -> None:
         Stream(name, SOURCE)
 
 
+def test_names_must_be_short_enough_for_file_names() -> None:
+    Stream("a" * 120, SOURCE)
+    pipeline = Pipeline("a" * 120, interval="1s")
+    for declare in (
+        lambda: Stream("a" * 121, SOURCE),
+        lambda: Pipeline("a" * 121, interval="1s"),
+        lambda: pipeline.output(inputs=[lines()], sink=SINK, name="a" * 121)(lambda frame: frame),
+    ):
+        with pytest.raises(DeclarationError, match=r"name 'a{20}'… has 121 letters: use at most 120"):
+            declare()
+
+
 def test_unknown_setting_suggests_the_closest_name() -> None:
     with pytest.raises(DeclarationError, match=r"block_intervall.*did you mean block_interval\?"):
         Stream("lines", SOURCE, block_intervall="1s")

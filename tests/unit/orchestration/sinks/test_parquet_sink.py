@@ -267,6 +267,7 @@ def test_later_columns_are_null_in_earlier_batches_of_a_compacted_hour(sink: Par
         (Path("s3://bucket/p"), r": .*(write|give)"),
         ("s3://key:word@bucket/x", r"'s3://bucket/x' has a user or a password.*EnvVar"),
         ("s3://key:pl4/nted@bucket/x", r"'s3://bucket/x' has a user or a password.*EnvVar"),
+        ("/data/" + "ä" * 128 + "/x", r"its 'ä{20}'… has 256 bytes: a file system takes 255 for one name"),
         ("hdfs://host/x", r"neither a directory nor of an object store"),
         ("s3:///x", r"neither a directory nor of an object store"),
     ],

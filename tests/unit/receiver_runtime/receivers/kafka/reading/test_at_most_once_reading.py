@@ -1,0 +1,158 @@
+"""Check how partitions whose positions only the brokers have are read; without a broker."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from receiver_runtime.receivers.kafka.broker_reports import RESET, BrokerReports
+from receiver_runtime.receivers.kafka.declaration import Kafka
+from receiver_runtime.receivers.kafka.group_commits import GroupCommits
+from receiver_runtime.receivers.kafka.places import Look, Partition
+from receiver_runtime.receivers.kafka.reading.at_most_once_reading import AtMostOnceReading
+from receiver_runtime.receivers.kafka.reading.group_client import GroupClient
+from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
+from tests.unit.receiver_runtime.rig import rig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from receiver_runtime.receivers.kafka.partition_key import Key
+
+SILENT = 3  # the partition that can't be asked about
+
+
+class Client:
+    """A consumer that has partitions 0 to 4; ``done`` is what it was asked to do with them."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+        self.done: list[tuple[str, list[tuple[int, int]]]] = []
+
+    def consume(self, _: int, __: float) -> list[Message]:
+        found, self.messages = self.messages, []
+        return found
+
+    def assignment(self) -> list[TopicPartition]:
+        return [TopicPartition("t", number) for number in range(5)]
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return what came last of partitions 1 and 4, and nothing of the others."""
+        return [TopicPartition("t", one.partition, {1: 7, 4: 9}.get(one.partition, -1001)) for one in partitions]
+
+    def _note(self, what: str, partitions: Iterable[TopicPartition]) -> None:
+        self.done.append((what, [(one.partition, one.offset) for one in partitions]))
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        self._note("unassign", partitions)
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        self._note("assign", partitions)
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self._note("assign all", partitions)
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous
+        self._note("commit", offsets)
+
+
+class Places:
+    """Places at which the leader of partition 2 is unknown, and that of ``SILENT`` does not answer."""
+
+    beginning = SimpleNamespace(record=lambda: True)
+
+    def look(self, keys: Iterable[Key]) -> Look:
+        return Look({key: KafkaError(KafkaError.LEADER_NOT_AVAILABLE) if key[1] == 2 else 1 + key[1] for key in keys})
+
+
+def record(partition: int, offset: int) -> Message:
+    return Message(topic="t", partition=partition, offset=offset, value=b"x", timestamp=(0, 0))
+
+
+def reset(topic: str, partition: int, offset: int | None = None) -> Message:
+    given: dict[str, Any] = {} if offset is None else {"offset": offset}
+    return Message(topic=topic, partition=partition, error=KafkaError(RESET, "out of range"), **given)
+
+
+class Reading(AtMostOnceReading):
+    """Reads from ``Client``; ``opened`` is what was asked, and ``stored`` how many records were stored before."""
+
+    client: Client
+    opened: list[tuple[int, int | None]]
+    stored: int
+
+
+@pytest.fixture(params=[True, False], ids=["cooperative", "eager"])
+def reading(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reading]:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g", guarantee="at_most_once")
+    receiver = KafkaReceiver(source)
+    with rig(tmp_path, receiver, start=False) as made:
+        client = Client([])
+        group = GroupClient(
+            cast("Any", client),
+            None,
+            cast("Any", Places()),
+            BrokerReports(receiver, source),
+            GroupCommits(receiver),
+            request.param,
+        )
+
+        def opened(_: object, key: Key, __: Look, at: int | None) -> Partition:
+            if key[1] == SILENT:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            found.opened.append((key[1], at))
+            return Partition(0, 16)
+
+        def store(batch: Any) -> None:  # noqa: ANN401  a batch of Arrow
+            found.stored += batch.num_rows
+
+        monkeypatch.setattr("receiver_runtime.receivers.kafka.reading.group_positions.GroupPositions.open", opened)
+        monkeypatch.setattr(made.supervisor.block_path, "push_buffered", store)
+        found = Reading(receiver, source, group, threading.Event())
+        found.client, found.opened, found.stored = client, [], 0
+        yield found
+
+
+def test_partitions_that_the_client_can_t_continue_are_opened_apart(reading: Reading) -> None:
+    reading.client.messages = [
+        reset("t", SILENT, 5),
+        reset("t", 2),
+        record(0, 2),
+        reset("t", 0, 3),
+        record(1, 6),
+        reset("t", 1),
+    ]
+    reading._fetch()
+    assert reading.stored == 2
+    reading._partitions.ask_if_due()
+    reading._read_opened()
+    # Of partition 1 the client says no offset, as of a truncated log.
+    assert reading.opened == [(0, 3), (1, 7)]
+    opened = [(0, 16), (1, 16)]
+    if reading._client.is_cooperative:
+        assert reading.client.done == [("unassign", opened), ("assign", opened), ("commit", opened)]
+    else:
+        everything = [*opened, (2, -1001), (SILENT, -1001), (4, 9)]
+        assert reading.client.done == [("assign all", everything), ("commit", opened)]
+    assert reading._partitions.waiting == {("t", SILENT): 5, ("t", 2): None}
+    # Another reset of one that waits, as an eager assignment brings, moves nothing.
+    reading.client.messages = [reset("t", SILENT)]
+    reading._fetch()
+    assert reading._partitions.waiting["t", SILENT] == 5
+    reading._on_revoke(reading.client, [TopicPartition("t", SILENT), TopicPartition("t", 2)])  # type: ignore[arg-type]
+    assert reading._partitions.waiting == {}
+
+
+def test_a_reset_of_a_partition_that_is_another_s_is_ignored(reading: Reading) -> None:
+    reading.client.messages = [reset("t", 9, 5), reset("u", 0)]
+    reading._fetch()
+    assert reading._partitions.waiting == {}
