@@ -25,7 +25,7 @@ def with_own_definitions(defs: dg.Definitions, module_name: str | None) -> dg.De
     # As for the pipelines: with the project in the working directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    module = imported(module_name, str(Path.cwd()), role=", which `definitions` of [tool.forebay] names,")
+    module = imported(module_name, str(Path.cwd()), role=" (`definitions` of [tool.forebay])")
     found = [value for value in vars(module).values() if isinstance(value, dg.Definitions)]
     if len(found) != 1:
         message = f"module {module_name!r} needs one dagster.Definitions at its top level, and has {len(found)}"

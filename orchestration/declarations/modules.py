@@ -105,19 +105,25 @@ def said_in_a_line(error: BaseException, module_name: str = "") -> str:
         case ValidationError():
             said = _wrong_fields(error)
         case _:
-            said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            text = ""
+            # An exception of the user's may fail to give its text.
+            with contextlib.suppress(Exception):
+                text = str(error).strip()
+            said = ": ".join([type(error).__name__, *text.splitlines()[:1]])
             said += _missing_package(error) + _meant_argument(error) + _named_argument(error)
-    # These say it themselves.
-    has_place = isinstance(error, SyntaxError) or (isinstance(error, DeclarationError) and error.location is not None)
+    # These say it themselves; a SyntaxError of a text that is evaluated has no file.
+    has_place = (isinstance(error, SyntaxError) and Path(error.filename or "").is_file()) or (
+        isinstance(error, DeclarationError) and error.location is not None
+    )
     return said if has_place else said + _place(error, module_name)
 
 
 def _place(error: BaseException, module_name: str) -> str:
     passed = [
-        (Path(frame.f_code.co_filename), line)
+        (file, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if (name := str(frame.f_globals.get("__name__"))) == module_name
-        or (is_of_project(name, Path(frame.f_code.co_filename)) and not frame.f_code.co_filename.startswith("<"))
+        if not (file := Path(frame.f_code.co_filename)).name.startswith("<")
+        and ((name := str(frame.f_globals.get("__name__"))) == module_name or is_of_project(name, file))
     ]
     if not passed:
         return ""

@@ -72,5 +72,6 @@ def one_line(reason: str, *, longest: int = _LONGEST) -> str:
     if len(line) <= longest:
         return line
     # The root cause may be long itself.
-    begin, end = line[: longest // 3], line[longest // 3 - longest :]
+    kept = longest - len(_SHORTENED)
+    begin, end = line[: kept // 3], line[kept // 3 - kept :]
     return _CUT_AT_END.sub("", begin) + _SHORTENED + _CUT_AT_BEGIN.sub("", end)

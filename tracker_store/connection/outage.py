@@ -33,7 +33,7 @@ class Outage:
     ) -> None:
         """Take the loop's name for people; `clock` is monotonic, in seconds.
 
-        tell: called with a line at an outage's start and at its end, in place of the log: for a terminal.
+        tell: called with a line at an outage's start and at its end, for a terminal; messages are then debug messages.
         """
         self._who = who
         self._clock = clock
@@ -50,11 +50,12 @@ class Outage:
                 cause = (error.detail if isinstance(error, DriverLogError) else None) or said
                 cause = cause.partition("\n")[0]
                 self._tell(f"{self._who} can't work with the driver log, and tries again: {cause}")
+        if said in self._said or len(self._said) >= _MOST_MESSAGES:
+            return
+        self._said.add(said)
         if self._tell is not None:
             _log.debug(f"{self._who} can't work with the driver log", exc_info=error)
-            return
-        if said not in self._said and len(self._said) < _MOST_MESSAGES:
-            self._said.add(said)
+        else:
             _log.warning(
                 f"{self._who} can't work with the driver log, trying again",
                 error=said,

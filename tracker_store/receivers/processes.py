@@ -177,10 +177,14 @@ def live_heartbeats(connection: sa.Connection) -> list[tuple[int, int]]:
     return list(zip(row.ids, row.counters, strict=True))
 
 
-def live_pids(connection: sa.Connection) -> set[int]:
-    """Return the pids of all processes that have not ended, on any host. No locks; by the index of live ones."""
+def receiver_pids(connection: sa.Connection) -> set[int]:
+    """Return the pids of receivers that have not ended, on any host. No locks; by the index of live processes."""
     with named_failures():
-        return set(connection.execute(sa.text("SELECT pid FROM forebay.processes WHERE ended_at IS NULL")).scalars())
+        pids = connection.execute(
+            sa.text("SELECT pid FROM forebay.processes WHERE ended_at IS NULL AND kind = :kind"),
+            {"kind": ProcessKind.RECEIVER.value},
+        ).scalars()
+        return set(pids)
 
 
 def live_processes(connection: sa.Connection) -> list[LiveProcess]:

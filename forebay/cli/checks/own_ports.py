@@ -31,11 +31,11 @@ class Holder(StrEnum):
 def holder_of(host: str, port: int, *, datagrams: bool, ours: Callable[[], Collection[int]]) -> Holder:
     """Return who holds a port that can't be bound.
 
-    host: an address. ours: returns the pids of this installation's processes.
+    host: an address. ours: returns the pids of this installation's receivers.
     """
     try:
         found = psutil.net_connections("udp" if datagrams else "tcp")
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return Holder.UNKNOWN
     pids = {
         one.pid
@@ -52,8 +52,8 @@ def holder_of(host: str, port: int, *, datagrams: bool, ours: Callable[[], Colle
 
 def pids_of_home(home: Path) -> set[int]:
     """Return the pids of what the `forebay up` of this home has started; empty where none runs."""
-    supervisor = lock_holder(home)
-    with suppress(psutil.Error):
-        if supervisor is not None:
+    # A home may be one that this account can't read.
+    with suppress(psutil.Error, OSError):
+        if (supervisor := lock_holder(home)) is not None:
             return {child.pid for child in psutil.Process(supervisor).children(recursive=True)}
     return set()

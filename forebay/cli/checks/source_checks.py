@@ -68,7 +68,7 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
 def check_listening(stream: Stream, *, ours: Callable[[], Collection[int]], is_here: bool) -> Iterator[Finding]:
     """Check whether this host has the addresses free at which a stream listens, or a receiver of ours holds them.
 
-    ours: returns the pids of this installation's processes. is_here: receivers are to run on this host.
+    ours: returns the pids of this installation's receivers. is_here: receivers are to run on this host.
     """
     for place in _listens_at(stream.source):
         yield _can_listen(f"stream {stream.name}", place, ours, Health.FAILED if is_here else Health.WARNING)
@@ -167,7 +167,7 @@ def _can_listen(name: str, place: _SourcePlace, ours: Callable[[], Collection[in
                 return Finding(name, Health.OK, f"{place} is in use by a receiver of ours")
             if holder is Holder.UNKNOWN:
                 way_out = "All is well if it is a receiver of ours; else stop it, or declare another port."
-                found = f"{place} is in use by a process that this account can't look at"
+                found = f"{place} is in use, and this account can't see by which process"
                 return Finding(name, Health.WARNING, found, way_out)
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             way_out = "If it is the address of the host where the receiver runs, all is well: check it there."

@@ -116,15 +116,16 @@ def remove(
         found = next((row for row in pipeline_status(connection) if row.pipeline == name), None)
         if found is not None and found.state == "RUNNING":
             raise still_runs(name)
-        in_batches = records_in_batches(connection, name)
         if found is not None and not yes:
             batches = found.unfinished_batches + found.quarantined_batches
             console.print(
-                f"{name} ({found.state}): {found.waiting_records:,} records wait for a batch, and {in_batches:,} are "
-                f"in {batches} batch(es) that are not complete. They will not come out.",
+                f"{name} ({found.state}): {found.waiting_records:,} records wait for a batch, and "
+                f"{records_in_batches(connection, name):,} are in {batches} batch(es) that are not complete. They will "
+                "not come out.",
                 markup=False,
             )
             confirm(f"Remove {name}?", yes=yes, err=as_json)
+        in_batches = records_in_batches(connection, name)
         removed = remove_pipeline(connection, name)
     if as_json:
         answer = {"pipeline": name, "removed": True, **asdict(removed), "records_in_batches": in_batches}

@@ -41,7 +41,7 @@ from tracker_store.batches.pipelines import list_streams
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.engine import connect_once
 from tracker_store.connection.errors import DriverLogError, SharedPlaceError
-from tracker_store.receivers.processes import live_pids
+from tracker_store.receivers.processes import receiver_pids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -152,13 +152,15 @@ class _DriverLog:
         return self.url is not None
 
     def own_pids(self) -> set[int]:
-        """Return the pids of this installation's processes now: a reload may have replaced some meanwhile."""
-        pids = pids_of_home(Settings().home)
+        """Return the pids of this installation's receivers now: a reload may have replaced some meanwhile.
+
+        Without an answer of the driver log, of all that this home's `forebay up` has started.
+        """
         with suppress(DriverLogError, sa.exc.SQLAlchemyError):
             if self.url is not None:
                 with connect_once(self.url, application_name=_APPLICATION) as connection:
-                    pids |= live_pids(connection)
-        return pids
+                    return receiver_pids(connection)
+        return pids_of_home(Settings().home)
 
 
 def _ask_driver_log(module: str, pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> _DriverLog:

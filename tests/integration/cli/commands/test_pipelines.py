@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from forebay.cli.commands import pipelines
 from forebay.cli.main import app
 from forebay.cli.terminal import confirmation
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
@@ -234,7 +235,16 @@ def test_remove_asks_for_a_confirmation(log: Log, monkeypatch: pytest.MonkeyPatc
     lost = "0 records wait for a batch, and 10 are in 1 batch(es) that are not complete. They will not come out."
     assert f"words (STOPPING): {lost}" in said(refused)
     assert [row.name for row in list_pipelines(log.connection)] == ["words"]
-    assert forebay("pipelines", "remove", "words", input="y\n").exit_code == 0
+
+    def confirm(question: str, *, yes: bool, err: bool) -> None:
+        log.add_at(log.receiver_ids[0], NOON + INTERVAL + SECOND)
+        log.tracker.allocate_blocks_to_batch(NOON + 2 * INTERVAL)
+        confirmation.confirm(question, yes=yes, err=err)
+
+    # While a person thinks about it, another batch is made.
+    monkeypatch.setattr(pipelines, "confirm", confirm)
+    removed = forebay("pipelines", "remove", "words", input="y\n")
+    assert "and 20 were in batches that do not come out: 2 not complete" in said(removed)
     assert list_pipelines(log.connection) == []
 
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from forebay import DeltaSink
 from forebay.cli.checks import plan_checks
 from forebay.cli.checks.source_checks import check_listening
+from forebay.cli.commands import validate
 from forebay.cli.main import app
 from forebay.cli.services.supervisor_lock import take_lock
 from orchestration.declarations.apply import apply
@@ -214,6 +215,9 @@ def test_a_port_that_a_process_of_the_driver_log_holds_is_well(
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     with socket.create_server(("127.0.0.1", 0)) as taken, connect(engine) as connection:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
+        # Of `forebay up` and of the driver log are also processes that keep a port which no receiver can take.
+        monkeypatch.setattr(validate, "pids_of_home", lambda _: {os.getpid()})
+        register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="driver", host="h", pid=os.getpid())
         # A stream that is not applied yet, as another name of one that is: its receiver may be there first.
         path = module(one_stream(f"SocketText(listen='{place}')", home))
         assert about(findings(path, well=False), "stream lines") == [

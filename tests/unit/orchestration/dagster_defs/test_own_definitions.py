@@ -129,6 +129,7 @@ defs = dg.Definitions(assets=[a, b])
         ("import dagster as dg\ndefs = dg.Definitions()\n", Health.OK, "own_of_shop"),
         ("defs = 1 / 0\n", Health.FAILED, "imported: ZeroDivisionError: division by zero (own_of_shop.py, line 1)"),
         ("raise SystemExit(3)\n", Health.FAILED, "imported: SystemExit: 3 (own_of_shop.py, line 1)"),
+        ("import forebay\nforebay.Pipeline('w', interval='no')\n", Health.FAILED, "[tool.forebay]): pipeline 'w'"),
         ("", Health.FAILED, "needs one dagster.Definitions at its top level, and has 0"),
         (TWINS, Health.FAILED, "DagsterInvalidDefinitionError"),
     ],

@@ -30,6 +30,15 @@ if TYPE_CHECKING:
         ),
         ("no_such_name", "from forebay import Nothing\n", r"cannot import name .* \(no_such_name.py, line 1\)"),
         ("exits", "import sys\nsys.exit('no licence')\n", r"SystemExit: no licence \(exits.py, line 2\)"),
+        ("exits_without_a_word", "import sys\nsys.exit()\n", r": SystemExit \(exits_without_a_word.py, line 2\)"),
+        ("begins_late", "raise ValueError('\\n\\na')\n", r"ValueError: a \(begins_late.py, line 1\)"),
+        (
+            "without_text",
+            "class E(Exception):\n    def __str__(self):\n        return self.missing\nraise E\n",
+            r": E \(without_text.py, line 4\)",
+        ),
+        ("in_a_text", "\nexec('1 / 0')\n", r"division by zero \(in_a_text.py, line 2\)"),
+        ("no_syntax_in_a_text", "\neval('1 +')\n", r"SyntaxError: .* \(no_syntax_in_a_text.py, line 2\)"),
         ("in_python", "import json\n\njson.loads('{')\n", r"JSONDecodeError: .* \(in_python.py, line 3\)"),
         ("in_a_package", "import numpy\n\nnumpy.zeros('a')\n", r"TypeError: .* \(in_a_package.py, line 3\)"),
         (

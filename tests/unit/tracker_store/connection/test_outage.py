@@ -16,8 +16,9 @@ def test_an_outage_on_a_terminal_is_a_line_at_its_start_and_one_at_its_end() -> 
     outage = Outage("forebay up", lambda: now, said.append)
     killed = psycopg2.OperationalError("server closed the connection\n\tThis probably means that it ended\n")
     with capture_logs() as logged:
-        for error in (OperationalError("SELECT 1", {}, killed), DriverLogUnavailableError("connection refused")):
-            outage.failed(error)
+        outage.failed(OperationalError("SELECT 1", {}, killed))
+        for _ in range(3):
+            outage.failed(DriverLogUnavailableError("connection refused"))
         now = 6.5
         outage.answered()
         outage.answered()
@@ -28,5 +29,5 @@ def test_an_outage_on_a_terminal_is_a_line_at_its_start_and_one_at_its_end() -> 
         "forebay up works with the driver log again, after 6.5 s",
         f"{away} connection refused",
     ]
-    # A stack is for `forebay --verbose up`.
-    assert {one["log_level"] for one in logged} == {"debug"}
+    # Stacks are for `forebay --verbose up`: one for each message of an outage.
+    assert [one["log_level"] for one in logged] == ["debug"] * 3
