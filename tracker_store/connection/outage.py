@@ -23,6 +23,8 @@ SURVIVED = (DriverLogError, SQLAlchemyError)
 
 # How many different messages are logged per outage: a message may contain something that differs each time.
 _MOST_MESSAGES = 20
+# Seconds in which an outage has several causes that are one to a person: a server ends, refuses, and starts.
+_SETTLED_AFTER = 30.0
 
 
 class Outage:
@@ -33,22 +35,27 @@ class Outage:
     ) -> None:
         """Take the loop's name for people; `clock` is monotonic, in seconds.
 
-        tell: called with a line at an outage's start and at its end, for a terminal; messages are then debug messages.
+        tell: called with a line at an outage's start and at its end, and for another cause when it lasts, for a
+        terminal; messages are then debug messages.
         """
         self._who = who
         self._clock = clock
         self._tell = tell
         self._since: float | None = None
         self._said: set[str] = set()
+        self._told: set[str] = set()
 
     def failed(self, error: Exception) -> None:
         """Record that a call failed and the loop will try again. Each message is logged once per outage."""
         said = str(error)
+        is_new = self._since is None
         if self._since is None:
             self._since = self._clock()
-            if self._tell is not None:
-                cause = (error.detail if isinstance(error, DriverLogError) else None) or said
-                cause = cause.partition("\n")[0]
+        if self._tell is not None and (is_new or self._clock() - self._since >= _SETTLED_AFTER):
+            cause = (error.detail if isinstance(error, DriverLogError) else None) or said
+            cause = cause.partition("\n")[0]
+            if cause not in self._told and len(self._told) < _MOST_MESSAGES:
+                self._told.add(cause)
                 self._tell(f"{self._who} can't work with the driver log, and tries again: {cause}")
         if said in self._said or len(self._said) >= _MOST_MESSAGES:
             return
@@ -72,3 +79,4 @@ class Outage:
                 self._tell(f"{self._who} works with the driver log again, after {away:g} s")
             self._since = None
             self._said.clear()
+            self._told.clear()

@@ -71,7 +71,7 @@ def check_listening(stream: Stream, *, ours: Callable[[], Collection[int]], is_h
     ours: returns the pids of this installation's receivers. is_here: receivers are to run on this host.
     """
     for place in _listens_at(stream.source):
-        yield _can_listen(f"stream {stream.name}", place, ours, Health.FAILED if is_here else Health.WARNING)
+        yield _can_listen(f"stream {stream.name}", place, ours, is_here=is_here)
 
 
 def check_source(stream: Stream) -> Iterator[Finding]:
@@ -149,11 +149,13 @@ def _endpoints(source: Source) -> list[_SourcePlace]:
     return [_SourcePlace(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
 
 
-def _can_listen(name: str, place: _SourcePlace, ours: Callable[[], Collection[int]], bad: Health) -> Finding:
+def _can_listen(name: str, place: _SourcePlace, ours: Callable[[], Collection[int]], *, is_here: bool) -> Finding:
+    bad = Health.FAILED if is_here else Health.WARNING
+    flags = socket.AI_PASSIVE if is_here else socket.AI_PASSIVE | socket.AI_NUMERICHOST
     host = "0.0.0.0" if place.host == "*" else place.host  # noqa: S104  what the declaration says
     try:
         family, kind, _, _, address = socket.getaddrinfo(
-            host, place.port, type=socket.SOCK_DGRAM if place.datagrams else socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, place.port, type=socket.SOCK_DGRAM if place.datagrams else socket.SOCK_STREAM, flags=flags
         )[0]
         with socket.socket(family, kind) as probe:
             if not place.datagrams:
@@ -161,6 +163,8 @@ def _can_listen(name: str, place: _SourcePlace, ours: Callable[[], Collection[in
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
+        if not is_here and error.errno != errno.EADDRINUSE:
+            return Finding(name, Health.OK, f"{place}: not looked up, and no port of this host that is in use")
         if error.errno == errno.EADDRINUSE:
             holder = holder_of(str(address[0]), place.port, datagrams=place.datagrams, ours=ours)
             if holder is Holder.OURS:

@@ -74,8 +74,8 @@ class Secret:
             found = os.environ.get(name, "")
             if not found:
                 raise SecretError(
-                    f"the environment variable {name} is not set in this process, which inherits it from `forebay "
-                    "agent`, for an output from Dagster's code server too, or both from `forebay up`: set "
+                    f"the environment variable {name} is not set in this process. It comes from `forebay agent`, for "
+                    "an output from Dagster's code server too, or for both from `forebay up`: set "
                     f"{name} there, and start that again"
                 )
             return found

@@ -144,8 +144,8 @@ def test_declarations_that_exclude_each_other_are_found(module: Callable[[str], 
     path = module(f"""
         one = Stream("lines", SocketText(listen="127.0.0.1:0"))
         other = Stream("lines", SocketText(listen="localhost:0"))
-        third = Stream("third", Http(listen="127.0.0.1:7003"))
-        fourth = Stream("fourth", Http(listen="127.0.0.1:7003"))
+        third = Stream("third", Http(listen="no-host.invalid:7003"))
+        fourth = Stream("fourth", Http(listen="no-host.invalid:7003"))
         a, b = Pipeline("a", interval="10s"), Pipeline("b", interval="10s")
         sink = ParquetSink({str(home / "out")!r})
         counted(a, one, sink, "of_one")
@@ -154,6 +154,7 @@ def test_declarations_that_exclude_each_other_are_found(module: Callable[[str], 
         counted(b, fourth, ParquetSink({str(home / "4")!r}), "of_fourth")
     """)
     found = findings(path, "--offline", well=False)
+    assert about(found, "stream third") == [], "another host's name is not looked up"
     assert about(found, "stream lines") == [("failed", "two streams have the name 'lines', and different declarations")]
     [(health, said)] = about(found, "streams")
     assert (health, "fourth, third listen at the same address" in said) == ("failed", True)

@@ -1,4 +1,4 @@
-"""Test what a loop says of an outage on a terminal: a line at its start and one at its end, whatever came between."""
+"""Test what a loop says of an outage on a terminal: a line at its start, one at its end, and few between."""
 
 from __future__ import annotations
 
@@ -31,3 +31,15 @@ def test_an_outage_on_a_terminal_is_a_line_at_its_start_and_one_at_its_end() -> 
     ]
     # Stacks are for `forebay --verbose up`: one for each message of an outage.
     assert [one["log_level"] for one in logged] == ["debug"] * 3
+
+
+def test_another_cause_is_told_once_when_the_outage_lasts() -> None:
+    said: list[str] = []
+    now = 0.0
+    outage = Outage("forebay up", lambda: now, said.append)
+    for now in (0.0, 10.0, 40.0, 50.0):  # noqa: B007  the clock reads it
+        outage.failed(DriverLogUnavailableError("connection refused"))
+        outage.failed(DriverLogUnavailableError("password authentication failed"))
+    causes = [line.rpartition(": ")[2] for line in said]
+    assert causes == ["connection refused", "password authentication failed"]
+    assert now == 50.0
