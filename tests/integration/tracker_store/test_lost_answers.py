@@ -321,13 +321,14 @@ def test_a_client_stopped_in_mid_statement_blocks_no_take_over(
     assert_chain_of_two(log, zombie, successor, added)
 
 
+@pytest.mark.search
 def test_w21_a_client_that_is_stopped_anywhere_is_refused_when_it_goes_on(
     log: Log, database_url: str, pytestconfig: pytest.Config
 ) -> None:
-    """Check eight times, each at another moment of its work."""
+    """Check several times, each at another moment of its work."""
     receiver_id = log.receiver_ids[0]
     moments = random.Random(12)
-    for _ in range(8):
+    for _ in range(examples(8)):
         zombie = AddingProcess(database_url, receiver_id, pytestconfig.rootpath)
         try:
             zombie.read_added(5)
