@@ -3,7 +3,7 @@
 A check takes bytes and asserts what must hold for any bytes. ``corpus/NAME`` holds bytes that broke a parser once, one
 file each. Where ``FOREBAY_FUZZ_SECONDS`` is set, the search lasts that long, with another seed each time unless
 ``FOREBAY_FUZZ_SEED`` is set, and what breaks the check is added to the corpus. Otherwise the search is a few hundred
-examples.
+examples in `make searches`, and a quarter of them in `make test`.
 
 Steps are counted, not seconds: a check may take at most ``STEPS`` calls of functions, and ``STEPS_PER_BYTE`` more for
 each byte.
@@ -19,9 +19,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.mutation import mutated
+from tests.support.searches import examples as part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +56,7 @@ def fuzzed(
         valid: messages that the parser accepts; the search mutates them.
         words: what means something to the parser; the search inserts it.
         attacks: messages to check first, besides the corpus: those that are large and made by a rule.
-        examples: how many to search at once, and in all where no time is given.
+        examples: how many to search at once, and in all in `make searches`.
         steps: that the check may take, besides those for each byte.
         made_by: changes the search, for example so that checksums are right.
     """
@@ -73,7 +75,8 @@ def fuzzed(
         test.__name__ = test.__qualname__ = getattr(check, "__name__", name)
         test.__doc__ = check.__doc__
         test.__module__ = check.__module__
-        return test
+        marked: Callable[[], None] = pytest.mark.search(test)
+        return marked
 
     return decorate
 
@@ -125,7 +128,8 @@ def _search(
             test: Any = given(messages)(keep)
             if seconds:
                 test = seed(first + turn)(test)
-            settings(max_examples=examples, phases=phases, suppress_health_check=_QUIET, database=None)(test)()
+            most = examples if seconds else part_of(examples)
+            settings(max_examples=most, phases=phases, suppress_health_check=_QUIET, database=None)(test)()
             if time.monotonic() >= until:
                 break
     except BaseException as error:

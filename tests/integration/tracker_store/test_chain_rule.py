@@ -6,6 +6,7 @@ Each way of sending blocks below ends in other ones of them, and all ways must a
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,42 @@ import sqlalchemy as sa
 
 from tests.support.driver_log.log import GIVEN_SEGMENTS, Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, OffsetLink, add_blocks, open_partition
+from tracker_store.connection.engine import connect, create_engine
 from tracker_store.receivers.processes import heartbeat, register_process
+from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from forebay.testing.postgres import TestServer
 
 _SOURCE = "topic"
 
 
+@pytest.fixture(scope="module")
+def shared(postgres_server: TestServer) -> Iterator[sa.Connection]:
+    """Make one database for all cases: each looks at receivers of its own alone."""
+    with postgres_server.database() as url:
+        engine = create_engine(url, application_name="tests", pool_size=1)
+        with connect(engine) as connection:
+            yield connection
+        engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[int]:
+    return itertools.count(1)
+
+
 @pytest.fixture
-def log(connection: sa.Connection) -> Log:
-    log = make_log(connection, receivers=2)
-    give_segments(connection, *log.receiver_ids)
+def log(shared: sa.Connection, numbers: Iterator[int]) -> Log:
+    number = next(numbers)
+    log = make_log(shared, receivers=2, pipeline=f"words{number}", stream=f"lines{number}")
+    log = replace(
+        log, receiver_ids=[row.receiver_id for row in placements(shared) if row.stream_name == f"lines{number}"]
+    )
+    give_segments(shared, *log.receiver_ids)
     return log
 
 

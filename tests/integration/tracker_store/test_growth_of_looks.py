@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.http.streaming_progress import StreamingProgress
@@ -57,45 +56,45 @@ HISTORY = (
 )
 
 
-def add_history(connection: sa.Connection) -> None:
-    for statement in HISTORY:
+def add_history(connection: sa.Connection, *statements: str) -> None:
+    for statement in statements or HISTORY:
         connection.execute(sa.text(statement), {"noon": NOON})
     connection.exec_driver_sql("VACUUM ANALYZE")
 
 
-@pytest.mark.parametrize("view", LOOKS)
-def test_a_look_does_not_grow_with_the_history(connection: sa.Connection, view: str) -> None:
+def test_a_look_does_not_grow_with_the_history(connection: sa.Connection) -> None:
     make_log(connection, receivers=20)
     fill(connection, blocks=20)
     # Each receiver has a row in storage_totals from the beginning on.
     connection.exec_driver_sql("INSERT INTO forebay.storage_totals (receiver_id) SELECT id FROM forebay.receivers")
     connection.exec_driver_sql("VACUUM ANALYZE")
-    query = f"SELECT * FROM forebay.{view}"
-    before = nodes_of(connection, query)
+    before = {view: nodes_of(connection, f"SELECT * FROM forebay.{view}") for view in LOOKS}
     add_history(connection)
     fill(connection, blocks=2_000)
     connection.exec_driver_sql("VACUUM ANALYZE")
-    after = nodes_of(connection, query)
-    assert visited_rows(after) <= 2 * visited_rows(before) + 200
+    after = {view: nodes_of(connection, f"SELECT * FROM forebay.{view}") for view in LOOKS}
+    visited = {view: (visited_rows(before[view]), visited_rows(after[view])) for view in LOOKS}
+    assert {view: counts for view, counts in visited.items() if counts[1] > 2 * counts[0] + 200} == {}
     # An index may have got a level more.
-    assert buffers(after) <= 3 * buffers(before) + 100
+    read = {view: (buffers(before[view]), buffers(after[view])) for view in LOOKS}
+    assert {view: counts for view, counts in read.items() if counts[1] > 3 * counts[0] + 100} == {}
 
 
-@pytest.mark.parametrize("view", LOOKS)
-def test_a_look_grows_with_what_it_shows_and_no_faster(connection: sa.Connection, view: str) -> None:
+def test_a_look_grows_with_what_it_shows_and_no_faster(connection: sa.Connection) -> None:
     visited = []
     for receivers in (40, 320):
         make_log(connection, receivers=receivers)
         fill(connection, blocks=20)
         connection.exec_driver_sql("VACUUM ANALYZE")
-        visited.append(visited_rows(nodes_of(connection, f"SELECT * FROM forebay.{view}")))
-    assert visited[1] <= 12 * visited[0] + 100, visited
+        visited.append({view: visited_rows(nodes_of(connection, f"SELECT * FROM forebay.{view}")) for view in LOOKS})
+    few, many = visited
+    assert {view: (few[view], many[view]) for view in LOOKS if many[view] > 12 * few[view] + 100} == {}
 
 
 def test_the_newest_processing_times_cost_no_history(connection: sa.Connection) -> None:
     for number in range(20):
         make_log(connection, pipeline=f"words{number}", stream=f"lines{number}")
-    add_history(connection)
+    add_history(connection, HISTORY[3].replace("5000", "1000"))
     connection.exec_driver_sql("""
         INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, allocated_at,
             completed_at, attempt)
@@ -113,7 +112,7 @@ def test_the_newest_processing_times_cost_no_history(connection: sa.Connection) 
         found = processing_times(connection, seconds=60)
     assert [row.times for row in found] == [[timedelta(seconds=2)]] * 20
     [query] = sent.queries
-    assert visited_rows(nodes_of(connection, query.replace(":", "\\:"))) <= 20 * 100  # the history has 5,000 each
+    assert visited_rows(nodes_of(connection, query.replace(":", "\\:"))) <= 20 * 100  # the history has 1,000 each
 
 
 def test_a_long_replay_that_runs_is_looked_at_without_its_attempts(connection: sa.Connection) -> None:

@@ -31,6 +31,7 @@ from tests.support.driver_log.log import (
     wait_until_blocked,
 )
 from tests.support.postgres.cutting_proxy import Cut, CuttingProxy, is_call
+from tests.support.searches import examples
 from tracker_store.blocks.blocks import (
     ORIGIN,
     AddOutcome,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-CUTS = 1_000
+CUTS = examples(1_000)
 RECEIVERS = 4
 
 
@@ -111,8 +112,9 @@ def assert_exactly(log: Log, claimed: Claim, acknowledged: Sequence[NewBlock]) -
         assert after.total_bytes == before.total_bytes + after.bytes
 
 
+@pytest.mark.search
 @pytest.mark.timeout(300)
-def test_w02_a_thousand_lost_answers_double_nothing_and_lose_nothing(log: Log, database_url: str) -> None:
+def test_w02_lost_answers_double_nothing_and_lose_nothing(log: Log, database_url: str) -> None:
     scissors = Scissors(CUTS)
     outcomes: Counter[AddOutcome] = Counter()
     guard = threading.Lock()
@@ -319,13 +321,14 @@ def test_a_client_stopped_in_mid_statement_blocks_no_take_over(
     assert_chain_of_two(log, zombie, successor, added)
 
 
+@pytest.mark.search
 def test_w21_a_client_that_is_stopped_anywhere_is_refused_when_it_goes_on(
     log: Log, database_url: str, pytestconfig: pytest.Config
 ) -> None:
-    """Check eight times, each at another moment of its work."""
+    """Check several times, each at another moment of its work."""
     receiver_id = log.receiver_ids[0]
     moments = random.Random(12)
-    for _ in range(8):
+    for _ in range(examples(8)):
         zombie = AddingProcess(database_url, receiver_id, pytestconfig.rootpath)
         try:
             zombie.read_added(5)

@@ -223,6 +223,8 @@ def test_what_is_cut_short_or_wrong_in_a_sequence_refuses_no_other() -> None:
             bodies(bad, "application/json-seq")
 
 
+@pytest.mark.search
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists), min_size=1), st.sampled_from([None, 1]))
 def test_any_sequence_is_read_as_it_was_written(values: list[Any], indent: int | None) -> None:
     texts = [json.dumps(value, indent=indent).encode() for value in values]
