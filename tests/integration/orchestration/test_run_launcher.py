@@ -12,6 +12,7 @@ from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from orchestration.run_launcher import launcher
+from orchestration.run_launcher.code_server_runs import CodeServerRunLauncher
 from orchestration.run_launcher.launcher import BatchRunLauncher
 from tests.support.dagster.recording_launcher import RecordingRunLauncher
 from tracker_store.batches.run_queue import (
@@ -114,8 +115,17 @@ def rig(instance: dg.DagsterInstance, engine: sa.Engine, database_url: str) -> I
     rig.unpool()
 
 
-def test_the_delegate_is_dagsters_default_unless_named() -> None:
-    assert isinstance(BatchRunLauncher()._delegate, dg.DefaultRunLauncher)
+@pytest.mark.parametrize(
+    ("named", "loaded"),
+    [
+        (None, CodeServerRunLauncher),
+        ({}, CodeServerRunLauncher),
+        ({"class": "DefaultRunLauncher"}, dg.DefaultRunLauncher),
+        ({"module": "dagster"}, dg.DefaultRunLauncher),
+    ],
+)
+def test_a_delegate_that_is_named_in_part_is_dagsters(named: dict[str, str] | None, loaded: type) -> None:
+    assert type(BatchRunLauncher(named)._delegate) is loaded
 
 
 def test_the_delegate_gets_its_configuration_and_the_instance(rig: Rig) -> None:
