@@ -281,19 +281,23 @@ def test_every_private_name_of_dagsters() -> None:
     from dagster._core.launcher.base import CheckRunHealthResult, RunLauncher  # noqa: PLC0415
     from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType  # noqa: PLC0415
     from dagster._core.storage.local_compute_log_manager import IO_TYPE_EXTENSION  # noqa: PLC0415
+    from dagster._core.storage.tags import GRPC_INFO_TAG  # noqa: PLC0415
+    from dagster._grpc.client import DagsterGrpcClient  # noqa: PLC0415
     from dagster._grpc.impl import core_execute_run  # noqa: PLC0415
-    from dagster._serdes import ConfigurableClassData  # noqa: PLC0415
+    from dagster._grpc.types import GetCurrentRunsResult  # noqa: PLC0415
+    from dagster._serdes import ConfigurableClassData, deserialize_value  # noqa: PLC0415
     from dagster._utils.hosted_user_process import recon_job_from_origin  # noqa: PLC0415
     from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt  # noqa: PLC0415
 
     from orchestration.run_launcher import dagster_internals  # noqa: PLC0415
 
-    assert set(dagster_internals.__all__) == {
+    assert set(dagster_internals.__all__) - {"GRPC_INFO_TAG"} == {
         named.__name__
         for named in (
             EngineEventData,
             capture_interrupts,
             core_execute_run,
+            dagster_internals.current_runs,
             pop_captured_interrupt,
             recon_job_from_origin,
         )
@@ -306,6 +310,12 @@ def test_every_private_name_of_dagsters() -> None:
         "resume_from_failure",
     ]
     assert list(inspect.signature(recon_job_from_origin).parameters) == ["origin"]
+    assert GRPC_INFO_TAG == ".dagster/grpc_info"
+    assert "socket" in inspect.signature(DagsterGrpcClient).parameters
+    # No bound can be given.
+    assert list(inspect.signature(DagsterGrpcClient.get_current_runs).parameters) == ["self"]
+    assert list(inspect.signature(GetCurrentRunsResult).parameters) == ["current_runs", "serializable_error_info"]
+    assert list(inspect.signature(deserialize_value).parameters) == ["val", "as_type", "whitelist_map"]
     assert list(inspect.signature(dg.DagsterInstance.optimize_for_webserver).parameters) == [
         "self",
         "statement_timeout",
