@@ -7,15 +7,13 @@ wait for it. Here Dagster's run monitoring can ask, and marks it as failed.
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import dagster as dg
-from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
-from dagster._grpc.types import GetCurrentRunsResult
-from dagster._serdes import deserialize_value
 
 from orchestration.batches.batch_schedule import is_begun_replay
+from orchestration.run_launcher.dagster_internals import GRPC_INFO_TAG, current_runs
 
 WHY_GONE = (
     "its process is gone: the code server that had started it was restarted (as after a change of the code), or killed"
@@ -31,22 +29,22 @@ class CodeServerRunLauncher(dg.DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Return FAILED if the code server that listens where the run was started does not have it.
+        """Return FAILED if a code server answers at the Unix socket where the run was started, and does not have it.
 
-        A code server has a run from before it starts until after it has ended. One that does not answer is being
-        replaced, and may still let the run finish. One whose socket is gone does not come back there.
+        A code server has a run from before it starts until after it has ended. Nothing else is a proof: one that does
+        not answer may still let the run finish, and a socket that is missing may be there for other processes (with
+        systemd's PrivateTmp). Without a proof the answer is RUNNING, because Dagster ends a run that is UNKNOWN.
         """
         if is_begun_replay(run.job_name, run.tags):
             return CheckRunHealthResult(WorkerStatus.RUNNING, "the batch sensor ends it, or requests it again")
-        client = self._get_grpc_client_for_termination(run.run_id)  # type: ignore[no-untyped-call]
-        if client is None:
-            return CheckRunHealthResult(WorkerStatus.RUNNING, "it has ended, or no code server runs it")
-        if client.socket is not None and not Path(client.socket).exists():
-            return CheckRunHealthResult(WorkerStatus.FAILED, WHY_GONE)
         try:
-            answer = deserialize_value(client.get_current_runs(), GetCurrentRunsResult)
-        except DagsterUserCodeUnreachableError as error:
-            return CheckRunHealthResult(WorkerStatus.RUNNING, f"its code server does not answer: {error}")
-        if run.run_id in answer.current_runs:
-            return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return CheckRunHealthResult(WorkerStatus.FAILED, WHY_GONE)
+            path = json.loads(run.tags.get(GRPC_INFO_TAG, "{}")).get("socket")
+            if path is None:
+                why = "no code server runs it, or one behind an address, which may be one of several"
+                return CheckRunHealthResult(WorkerStatus.RUNNING, why)
+            lost = run.run_id not in current_runs(path)
+        except Exception as error:  # noqa: BLE001  also of Dagster's internals: monitoring goes on without an answer
+            return CheckRunHealthResult(WorkerStatus.RUNNING, f"its code server can't be asked: {error!r}")
+        if lost:
+            return CheckRunHealthResult(WorkerStatus.FAILED, WHY_GONE)
+        return CheckRunHealthResult(WorkerStatus.RUNNING)

@@ -6,7 +6,7 @@ Add to the instance's ``dagster.yaml``::
       module: orchestration.run_launcher.launcher
       class: BatchRunLauncher
       config:
-        delegate: {module: dagster_k8s, class: K8sRunLauncher, config: {...}}   # the default launcher unless named
+        delegate: {module: dagster_k8s, class: K8sRunLauncher, config: {...}}   # unless named: code_server_runs
 
 A batch run is recognised by its tags. It goes to a driver of its code location through a row of
 ``run_queue``. If no driver takes runs, or the driver log can't be reached, it goes to the delegate, where it runs the
@@ -41,6 +41,9 @@ DEFAULT_DELEGATE = {
     "class": "CodeServerRunLauncher",
     "config": {},
 }
+
+# Completes a delegate that is named in part.
+_DAGSTERS_DEFAULT = {"module": "dagster", "class": "DefaultRunLauncher", "config": {}}
 
 WHAT_CANCELLING_DOES = (
     "Somebody cancels this run. That ends this attempt alone: the batch keeps its blocks, and is tried again under the "
@@ -82,7 +85,7 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
         """
         self._inst_data = inst_data
         self._database_url = database_url
-        self._delegate = _load({**DEFAULT_DELEGATE, **(delegate or {})})
+        self._delegate = _load({**_DAGSTERS_DEFAULT, **(delegate or DEFAULT_DELEGATE)})
         self._lock = threading.Lock()
         self._pool: sa.Engine | None = None
         super().__init__()  # type: ignore[no-untyped-call]

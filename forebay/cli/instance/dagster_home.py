@@ -146,7 +146,7 @@ def write_dagster_home(directory: Path, *, code_server: Path, own_definitions: b
         },
         # Launches runs at once: the batch sensor controls the order and concurrency of batches.
         "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
-        # Batch runs go to the agent's batch drivers, every other run to Dagster's default launcher.
+        # Batch runs go to the agent's batch drivers, every other run to a child of its code server.
         "run_launcher": {"module": "orchestration.run_launcher.launcher", "class": "BatchRunLauncher"},
         # At Dagster's default place, but written without the four processes that Dagster starts for each run.
         "compute_logs": {

@@ -12,6 +12,7 @@ from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from orchestration.run_launcher import launcher
+from orchestration.run_launcher.code_server_runs import CodeServerRunLauncher
 from orchestration.run_launcher.launcher import BatchRunLauncher
 from tests.support.dagster.recording_launcher import RecordingRunLauncher
 from tracker_store.batches.run_queue import (
@@ -114,8 +115,17 @@ def rig(instance: dg.DagsterInstance, engine: sa.Engine, database_url: str) -> I
     rig.unpool()
 
 
-def test_the_delegate_is_dagsters_default_unless_named() -> None:
-    assert isinstance(BatchRunLauncher()._delegate, dg.DefaultRunLauncher)
+@pytest.mark.parametrize(
+    ("named", "loaded"),
+    [
+        (None, CodeServerRunLauncher),
+        ({}, CodeServerRunLauncher),
+        ({"class": "DefaultRunLauncher"}, dg.DefaultRunLauncher),
+        ({"module": "dagster"}, dg.DefaultRunLauncher),
+    ],
+)
+def test_a_delegate_that_is_named_in_part_is_dagsters(named: dict[str, str] | None, loaded: type) -> None:
+    assert type(BatchRunLauncher(named)._delegate) is loaded
 
 
 def test_the_delegate_gets_its_configuration_and_the_instance(rig: Rig) -> None:
@@ -271,19 +281,23 @@ def test_every_private_name_of_dagsters() -> None:
     from dagster._core.launcher.base import CheckRunHealthResult, RunLauncher  # noqa: PLC0415
     from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType  # noqa: PLC0415
     from dagster._core.storage.local_compute_log_manager import IO_TYPE_EXTENSION  # noqa: PLC0415
+    from dagster._core.storage.tags import GRPC_INFO_TAG  # noqa: PLC0415
+    from dagster._grpc.client import DagsterGrpcClient  # noqa: PLC0415
     from dagster._grpc.impl import core_execute_run  # noqa: PLC0415
-    from dagster._serdes import ConfigurableClassData  # noqa: PLC0415
+    from dagster._grpc.types import GetCurrentRunsResult  # noqa: PLC0415
+    from dagster._serdes import ConfigurableClassData, deserialize_value  # noqa: PLC0415
     from dagster._utils.hosted_user_process import recon_job_from_origin  # noqa: PLC0415
     from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt  # noqa: PLC0415
 
     from orchestration.run_launcher import dagster_internals  # noqa: PLC0415
 
-    assert set(dagster_internals.__all__) == {
+    assert set(dagster_internals.__all__) - {"GRPC_INFO_TAG"} == {
         named.__name__
         for named in (
             EngineEventData,
             capture_interrupts,
             core_execute_run,
+            dagster_internals.current_runs,
             pop_captured_interrupt,
             recon_job_from_origin,
         )
@@ -296,6 +310,12 @@ def test_every_private_name_of_dagsters() -> None:
         "resume_from_failure",
     ]
     assert list(inspect.signature(recon_job_from_origin).parameters) == ["origin"]
+    assert GRPC_INFO_TAG == ".dagster/grpc_info"
+    assert "socket" in inspect.signature(DagsterGrpcClient).parameters
+    # No bound can be given.
+    assert list(inspect.signature(DagsterGrpcClient.get_current_runs).parameters) == ["self"]
+    assert list(inspect.signature(GetCurrentRunsResult).parameters) == ["current_runs", "serializable_error_info"]
+    assert list(inspect.signature(deserialize_value).parameters) == ["val", "as_type", "whitelist_map"]
     assert list(inspect.signature(dg.DagsterInstance.optimize_for_webserver).parameters) == [
         "self",
         "statement_timeout",
