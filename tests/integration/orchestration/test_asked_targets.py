@@ -9,12 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
+from forebay.cli.checks.findings import Health
+from forebay.cli.checks.sink_checks import check_sink
 from forebay.cli.commands import up
 from forebay.cli.main import app
 from forebay.cli.terminal.failures import CommandError
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference
-from orchestration.declarations.asked_targets import TargetAnswers, ask_targets
+from orchestration.declarations.asked_targets import STOPPED, TargetAnswers, ask_targets
 from orchestration.declarations.sink import Sink, TargetCheck, TargetUnavailableError
 from orchestration.sinks.postgres.postgres import PostgresSink
 from receiver_runtime.sources.fields.secret import EnvVar
@@ -109,6 +111,20 @@ def test_steps_are_asked_for_within_the_same_bound_and_only_of_sinks_that_change
     assert asked.unlooked[-1] == "output 'o2' of pipeline 'words': t: if it has a key, drop that."
     assert [said.endswith("no answer within 1.0 s.") for said in asked.unlooked] == [True] * 3 + [False]
     assert (asked.refused, asked.unasked) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (None, (Health.WARNING, "drop its key", "Then `forebay apply`.")),
+        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {STOPPED}")),
+    ],
+)
+def test_validate_says_a_step_once(answers: TargetCheck | None, expected: tuple[Health, str, str]) -> None:
+    """Check that a failure, which names what the table has, takes the place of the step."""
+    [output] = declared(counts=AskedSink(lambda: answers)).outputs.values()
+    found = check_sink(output, None, "drop its key")
+    assert (found.health, found.found, found.way_out) == expected
 
 
 def test_outputs_that_are_applied_already_are_not_asked(connection: sa.Connection) -> None:
