@@ -67,7 +67,7 @@ class BoundedScans:
         return [
             Unreachable(part, self._reason(future))
             for part, future, needs in self._scans
-            if not _has_answer(future) and (needs is None or _has_answer(needs))
+            if not has_answer(future) and (needs is None or has_answer(needs))
         ]
 
     def _reason(self, future: Future[Any]) -> str:
@@ -80,10 +80,11 @@ class BoundedScans:
 
 def answer(future: Future[Found]) -> Found | None:
     """Return what a look has found; None if it has not answered."""
-    return future.result() if _has_answer(future) else None
+    return future.result() if has_answer(future) else None
 
 
-def _has_answer(future: Future[Any]) -> bool:
+def has_answer(future: Future[Any]) -> bool:
+    """Return whether a look has answered, and not failed."""
     return future.done() and future.exception() is None
 
 

@@ -338,15 +338,3 @@ def still_applied(connection: sa.Connection, before: Mapping[str, Any]) -> dict[
         "pipelines": {name: one for name, one in before["pipelines"].items() if name in pipelines},
         "streams": {name: one for name, one in before["streams"].items() if name in streams},
     }
-
-
-def target_steps(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[str]:
-    """Return what must be changed in targets because sinks differ from what is applied, in a sentence each."""
-    before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in store.list_pipelines(connection)}
-    return [
-        f"output {output.name!r} of pipeline {pipeline.name!r}: {step}"
-        for pipeline in pipelines
-        for output in pipeline.outputs.values()
-        if output.name in before.get(pipeline.name, {})
-        and (step := output.sink.step_after(before[pipeline.name][output.name].sink)) is not None
-    ]

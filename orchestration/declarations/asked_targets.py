@@ -1,22 +1,23 @@
-"""Ask the targets of new and changed outputs who writes to them, before anything is applied.
+"""Ask the targets of new and changed outputs who writes to them, and what must be changed in them, before an apply.
 
 A target that does not answer refuses nothing: its batches wait until it does. Changes no target, and applies nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import BoundedSemaphore
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestration.block_checks.bounded_scans import BoundedScans, answer
-from orchestration.declarations.sink import TargetCheck
+from orchestration.block_checks.bounded_scans import BoundedScans, answer, has_answer
+from orchestration.declarations.sink import TargetCheck, TargetUnavailableError
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.schema.declarations import PipelineDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Future
 
     import sqlalchemy as sa
 
@@ -26,14 +27,24 @@ if TYPE_CHECKING:
 _SECONDS = 12.0
 # Many outputs may have one server, whose connections are few.
 _AT_ONCE = 4
+STOPPED = "Do it while the pipeline is stopped."
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class TargetAnswers:
-    """List in a sentence each the outputs that their target refuses, and those whose target could not be asked."""
+    """Say in a sentence each what targets answer about outputs.
+
+    refused: outputs that their target refuses. unasked: outputs whose target could not be asked who writes to it.
+    steps: what must be changed in a target because the sink is another. unlooked: outputs whose target can't be looked
+    at just now, and may need such a step.
+    """
 
     refused: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
+    steps: Mapping[Output, str] = field(default_factory=dict)
+    unlooked: tuple[str, ...] = ()
 
 
 def ask_targets(
@@ -44,33 +55,60 @@ def ask_targets(
     `seconds`: for all of them together.
     """
     before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in list_pipelines(connection)}
-    looks = BoundedScans(seconds)
-    places = BoundedSemaphore(_AT_ONCE)
-    asked = {
-        _name(output): looks.start(_name(output), partial(_look, output, places, seconds))
+    outputs = {
+        output: was
         for pipeline in pipelines
         for output in pipeline.outputs.values()
         if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
     }
-    unasked = [f"{one.part}: its target was not asked who writes to it: {one.reason}." for one in looks.unreachable()]
+    scans = BoundedScans(seconds)
+    places = BoundedSemaphore(_AT_ONCE)
+
+    def start(output: Output, ask: Callable[[], Found], needs: Future[Any] | None = None) -> Future[Found]:
+        return scans.start(_name(output), partial(_look, ask, places, seconds), needs=needs)
+
+    # First: most sinks answer this without a look at their target.
+    steps = {one: start(one, partial(_step, one, was.sink)) for one, was in outputs.items() if was is not None}
+    writers = {one: start(one, partial(_writer, one), steps.get(one)) for one in outputs}
+    missed = {one.part: one.reason for one in scans.unreachable()}
+    away = {_name(one): missed[_name(one)] for one, look in steps.items() if not has_answer(look)}
+    found = {one: answer(look) for one, look in steps.items()}
+    away |= {_name(one): str(said) for one, said in found.items() if isinstance(said, TargetUnavailableError)}
+    unasked = {name: reason for name, reason in missed.items() if name not in away}
     refused = []
-    for name, look in asked.items():
-        if (found := answer(look)) is None:
-            continue
-        if found.health == "failed":
-            refused.append(f"{name}: {found.found}. {found.way_out}")
-        elif found.health == "warning":
-            unasked.append(f"{name}: its target was not asked who writes to it: {found.found}.")
-    return TargetAnswers(tuple(refused), tuple(unasked))
+    for output, look in writers.items():
+        name = _name(output)
+        match answer(look):
+            case TargetCheck(health="failed") as check:
+                refused.append(f"{name}: {check.found}. {check.way_out}")
+            case TargetCheck(health="warning") as check if name not in away:
+                unasked[name] = check.found
+    return TargetAnswers(
+        tuple(refused),
+        tuple(f"{name}: its target was not asked who writes to it: {why}." for name, why in unasked.items()),
+        {one: f"{_name(one)}: {step}. {STOPPED}" for one, step in found.items() if isinstance(step, str)},
+        tuple(f"{name}: {why}." for name, why in away.items()),
+    )
 
 
-def _look(output: Output, places: BoundedSemaphore, seconds: float) -> TargetCheck | None:
+def _look(ask: Callable[[], Found], places: BoundedSemaphore, seconds: float) -> Found:
     if not places.acquire(timeout=seconds):
-        return TargetCheck("warning", "those before it took too long", "")
+        raise TargetUnavailableError("those before it took too long")
     try:
-        return output.sink.check_writer(output.pipeline.name, output.name)
+        return ask()
     finally:
         places.release()
+
+
+def _step(output: Output, was: Mapping[str, Any]) -> str | TargetUnavailableError | None:
+    try:
+        return output.sink.step_after(was)
+    except TargetUnavailableError as error:
+        return error
+
+
+def _writer(output: Output) -> TargetCheck | None:
+    return output.sink.check_writer(output.pipeline.name, output.name)
 
 
 def _name(output: Output) -> str:

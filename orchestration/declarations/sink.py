@@ -215,8 +215,8 @@ class Sink(ABC):
     def step_after(self, before: Mapping[str, Any]) -> str | None:  # noqa: ARG002  subclasses need it
         """Return what the owner must change in the target because the declaration was `before`; None: nothing.
 
-        It may look at the target, for at most some seconds; where it can't, the sentence says "if". A change that needs
-        a step waits for `forebay apply`.
+        It may look at the target: callers wait 12 s for all targets together. Raises TargetUnavailableError if that
+        can't be reached just now, which is tried again. A change that needs a step waits for `forebay apply`.
         """
         return None
 

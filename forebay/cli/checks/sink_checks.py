@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.cli.checks.findings import Finding, Health
+from orchestration.declarations.asked_targets import STOPPED
 from orchestration.declarations.sink import SinkError
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ def check_needs(output: Output) -> Iterator[Finding]:
         yield Finding(name_of(output), Health.FAILED, str(error), "Install it here too, to check the rest.")
 
 
-def check_sink(output: Output, schema: StructType | None) -> Finding:
-    """Return what the output's sink says of its target, or that it was not tried. `schema`: the result's, if known."""
+def check_sink(output: Output, schema: StructType | None, step: str) -> Finding:
+    """Return what the output's sink says of its target, or that it was not tried.
+
+    `schema`: the result's, if known. `step`: what the target needs before the output is applied; a failure names it.
+    """
     try:
         checked = output.sink.check_target(schema)
         if checked is None or checked.health != "failed":
@@ -39,6 +43,9 @@ def check_sink(output: Output, schema: StructType | None) -> Finding:
         return Finding(
             name_of(output), Health.FAILED, found, "Look whether it is there, and is what the sink writes to."
         )
+    if step and (checked is None or checked.health != "failed"):
+        return Finding(name_of(output), Health.WARNING, step, "Then `forebay apply`.")
     if checked is None:
         return Finding(name_of(output), Health.OK, f"{output.sink.declaration().get('kind', '')}: not tried")
-    return Finding(name_of(output), Health(checked.health), checked.found, checked.way_out)
+    way_out = f"{checked.way_out} {STOPPED}" if step else checked.way_out
+    return Finding(name_of(output), Health(checked.health), checked.found, way_out)

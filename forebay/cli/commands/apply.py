@@ -18,7 +18,6 @@ from orchestration.declarations.apply import (
     difference,
     refuse,
     rename_hints,
-    target_steps,
 )
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
@@ -141,7 +140,6 @@ def apply(
     copies = CodeCopies(settings.home)
     is_new_code = runs_here(name, settings) and copies.in_force() != copies.file_of(version)
     with driver_log(console, application_name="forebay apply") as connection:
-        steps = target_steps(connection, pipelines)
         changes = difference(connection, pipelines)
         decided = Decided(stop or (), again or ())
         for line in (*rename_hints(connection, pipelines), *mistyped_stops(connection, changes, decided)):
@@ -163,6 +161,7 @@ def apply(
         raise typer.Exit(1)
     if not dry_run:
         copies.apply(version)
+    steps = [*targets.steps.values(), *targets.unlooked]
     if as_json:
         typer.echo(_as_json(changes, steps, effects, written=not dry_run))
         return
@@ -182,5 +181,5 @@ def apply(
 def _print_written(console: Console, changes: Sequence[Change], steps: Sequence[str], *, dry_run: bool) -> None:
     print_changes(console, changes)
     for step in steps:
-        console.print(step, markup=False)
+        console.print(step, markup=False, soft_wrap=True)
     console.print("Nothing was written (--dry-run)." if dry_run else "Applied.")

@@ -61,7 +61,6 @@ from orchestration.declarations.apply import (
     difference,
     refuse,
     rename_hints,
-    target_steps,
 )
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared
@@ -209,7 +208,7 @@ def apply_at_start(
         for line in absent_pipelines(connection, pipelines):
             tell(line)
         targets = ask_targets(connection, pipelines)
-        for line in (*targets.unasked, *target_steps(connection, pipelines)):
+        for line in (*targets.unasked, *targets.steps.values(), *targets.unlooked):
             tell(line)
         # A person applies no output that its target refuses; a start, maybe with no person there, runs all others.
         for line in targets.refused:

@@ -28,8 +28,8 @@ from orchestration.declarations.apply import (
     refuse,
     refuse_to_share,
     rename_hints,
-    target_steps,
 )
+from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.questions import NOTHING_DECIDED, undecided
@@ -131,16 +131,20 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
         return
     for output, missing in needs.items():
         if not missing:
-            yield check_sink(output, schemas.get(output))
+            yield check_sink(output, schemas.get(output), log.steps.get(output, ""))
 
 
 @dataclass(frozen=True, slots=True)
 class _DriverLog:
-    """Hold what the driver log says: findings, and registered columns of streams; and where it is, if it was asked."""
+    """Hold what the driver log says: findings, registered columns of streams, and steps that changed sinks need.
+
+    `url`: where it is, if it was asked.
+    """
 
     findings: list[Finding]
     url: str | None = None
     columns: dict[str, list[Columns]] = field(default_factory=dict)
+    steps: dict[Output, str] = field(default_factory=dict)
 
     @classmethod
     def nowhere(cls, *findings: Finding) -> Self:
@@ -177,6 +181,7 @@ def _ask_driver_log(module: str, pipelines: Sequence[Pipeline], streams: Sequenc
         with naming_the_log(url), connect_once(url, application_name=_APPLICATION) as connection:
             changes = difference(connection, pipelines)
             log.findings.extend(_compare(connection, module, pipelines, changes))
+            log.steps.update(ask_targets(connection, pipelines).steps)
             declared = {stream.name for stream in streams}
             for row in list_streams(connection):
                 if row.name in declared and (registered := schemas_of_stream(connection, row.stream_id)):
@@ -253,11 +258,6 @@ def _compare(
         yield Finding(f"{change.kind} {change.name}", Health.OK, _shown(change))
     if not changes:
         yield Finding("driver log", Health.OK, "code and driver log agree")
-    for step in target_steps(connection, pipelines):
-        found = f"a sink differs from what is applied: {step}"
-        yield Finding(
-            "driver log", Health.WARNING, found, "Do it while the pipeline is stopped, before `forebay apply`."
-        )
     yield from _changed_types(connection, declared_streams(pipelines))
 
 

@@ -25,7 +25,6 @@ from orchestration.declarations.apply import (
     refuse,
     rename_hints,
     streams_read,
-    target_steps,
 )
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
@@ -57,7 +56,7 @@ class Outcome(StrEnum):
     IN_FORCE = "in force"
     WAITS = "waits"  # for a person: `why` says for what
     REFUSED = "refused"  # it can't be loaded, or is not valid: `why`
-    UNKNOWN = "unknown"  # the driver log did not answer: try again
+    UNKNOWN = "unknown"  # the driver log or a target did not answer: try again
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +146,13 @@ def put_in_force(
     unclear = undecided(connection, pipelines, changes, NOTHING_DECIDED, "forebay apply")
     if unclear is not None and not request.agreed:
         return CodeAnswer(Outcome.WAITS, unclear)
-    if not request.agreed and (steps := target_steps(connection, pipelines)):
-        return CodeAnswer(Outcome.WAITS, "; ".join(steps))
     targets = ask_targets(connection, pipelines)
     for line in targets.unasked:
         sys.stderr.write(f"{line}\n")
-    if targets.refused:
-        return CodeAnswer(Outcome.WAITS, " ".join(targets.refused))
+    if waits_for := [*targets.refused, *(() if request.agreed else targets.steps.values())]:
+        return CodeAnswer(Outcome.WAITS, " ".join(waits_for))
+    if targets.unlooked and not request.agreed:
+        return CodeAnswer(Outcome.UNKNOWN, " ".join(targets.unlooked).rstrip("."))
     # One that is put back so that its stop can end is not to run on.
     stopping = {row.name for row in list_pipelines(connection) if row.state is PipelineState.STOPPING}
     before = copies.in_force()

@@ -33,6 +33,8 @@ CHECK_SECONDS = 120.0
 # How long a change waits at most for a driver with the one before: a driver takes seconds to start, and with a change
 # every few seconds none would ever run a batch.
 HELD_SECONDS = 60.0
+# How long until a check is tried again that the driver log or a target did not answer: each is a process of seconds.
+AGAIN_SECONDS = 10.0
 # When that is said: a driver is mostly there sooner.
 SAID_AFTER_SECONDS = 10.0
 # How many changed declarations a line of the terminal names.
@@ -85,7 +87,7 @@ class CodeWatch:
         # Whether the driver log has other declarations than the version in force, which the files have.
         self._is_other = False
         self._check: _Check | None = None
-        self._changed_at = float("-inf")
+        self._changed_at = self._again_at = float("-inf")
 
     def first(self) -> str:
         """Put the version that the files have now in force, and return it: nothing runs yet."""
@@ -141,7 +143,7 @@ class CodeWatch:
         is_whole = code.version == self._read
         self._read = code.version
         # A file that is being written has other content a moment later.
-        if not is_whole:
+        if not is_whole or time.monotonic() < self._again_at:
             return None
         if self._in_force is not None and code.version == self._in_force.version:
             if self._rung:
@@ -264,6 +266,7 @@ class CodeWatch:
                 )
             case Outcome.UNKNOWN:
                 self._checked = ""
+                self._again_at = time.monotonic() + AGAIN_SECONDS
                 # Without a watch it was begun because a person has applied it.
                 self._rung = self._is_applied = not self._watches
                 self._say(f"{changed} changed and is looked at again: {result.why}. Until then, {runs_on}")

@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestration.batches.batch_schedule import declaration_fingerprint
-from orchestration.declarations.apply import apply, is_applied, target_steps
+from orchestration.declarations.apply import apply, is_applied
+from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.pipeline import DeclarationError
 from tracker_store.batches.pipelines import list_pipelines, stream_declarations
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import sqlalchemy as sa
 
@@ -62,13 +63,23 @@ def follow_reload(
     has, wants = _parts(known), _parts(mine)
     if any(has[name] not in {before.parts.get(name), wants.get(name)} for name in has):
         return before, ""
-    if decisions := needs_a_person(known, mine, {}) or target_steps(connection, [pipeline]):
-        return before, f"What waits for it: {'; '.join(decisions)}."
+    if waits_for := _waits_for(connection, pipeline, needs_a_person(known, mine, {})):
+        return before, waits_for
     try:
         apply(connection, [pipeline])
     except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
         return before, str(error)
     return AppliedCursor(loaded, wants), ""
+
+
+def _waits_for(connection: sa.Connection, pipeline: Pipeline, decisions: Sequence[str]) -> str:
+    """Return what a change waits for: a person, or the targets that have to be looked at; empty: nothing."""
+    if decisions:
+        return f"What waits for it: {'; '.join(decisions)}."
+    targets = ask_targets(connection, [pipeline])
+    if steps := [*targets.refused, *targets.steps.values()]:
+        return f"What waits for it: {' '.join(steps)}"
+    return f"The next tick tries again: {' '.join(targets.unlooked)}" if targets.unlooked else ""
 
 
 def _in_driver_log(connection: sa.Connection, pipeline: str) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ from orchestration.declarations.sink import (
 from orchestration.sinks.postgres.postgres_access import (
     check_access,
     check_writer,
-    step_after,
+    needed_change,
     unmergeable,
     unsupported,
 )
@@ -181,12 +181,11 @@ class PostgresSink(Sink):
 
     def step_after(self, before: Mapping[str, Any]) -> str | None:
         """Return what the table, as it is now, must be given or lose, because the mode, key or table is another."""
-        now, is_table = self.declaration(), before.get("kind") == "postgres"
-        stays = is_table and self.place(before) == self.place(now)
-        was = before["key"] if is_table else ()
-        if stays and before["mode"] == self.mode and {*was} == {*self.key}:
+        now = self.declaration()
+        stays = before.get("kind") == "postgres" and self.place(before) == self.place(now)
+        if stays and before["mode"] == self.mode and {*before["key"]} == {*self.key}:
             return None
-        return step_after(now, was, stays=stays)
+        return needed_change(now, before if stays else None)
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the batch's commit in the target's `forebay_commits`, if the driver log knows its attempt."""

@@ -6,7 +6,7 @@ All SQL here runs on the target, and changes nothing; this module never touches 
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
@@ -43,11 +43,15 @@ _BEFORE_ROW, _AT_DELETE = 1 | 2, 8
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """List in sentences what is in an output's way: rights that the login lacks, what the table has, what may come."""
+    """List in sentences what is in an output's way: rights that the login lacks, what the table has, what may come.
+
+    `forbidden`: what refuses rows of later batches, and no batch as a whole.
+    """
 
     missing_rights: list[str]
     misfits: list[str]
     warnings: list[str]
+    forbidden: list[str] = field(default_factory=list)
 
 
 def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> TargetCheck:
@@ -61,38 +65,45 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
         return TargetCheck("failed", str(error), "Start the target, or correct the URL.")
     if found.missing_rights:
         way_out = "Grant it to the login of the sink's URL."
-        return TargetCheck("failed", "; ".join(found.missing_rights + found.misfits), way_out)
-    if found.misfits:
-        return TargetCheck(
-            "failed", "; ".join(found.misfits), "Change the result or the table, or give the output a table of its own."
-        )
+        return TargetCheck("failed", "; ".join(found.missing_rights + found.misfits + found.forbidden), way_out)
+    if misfits := found.misfits + found.forbidden:
+        way_out = "Change the result or the table, or give the output a table of its own."
+        return TargetCheck("failed", "; ".join(misfits), way_out)
     if found.warnings:
         way_out = "Take another mode, or drop the constraint, unless your rows keep to it."
         return TargetCheck("warning", "; ".join(found.warnings), way_out)
     return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
 
 
-def step_after(sink: Mapping[str, Any], was: Sequence[str], *, stays: bool) -> str | None:
-    """Return what keeps an output's batches from the table, now that its mode, key or table is another; None: nothing.
+def needed_change(sink: Mapping[str, Any], before: Mapping[str, Any] | None) -> str | None:
+    """Return what must be changed in the table because of the output's new mode, key or table; None: nothing.
 
-    `was`: the key before. `stays`: the table is the one from before. If it can't be looked at, say "if".
+    `before`: the sink before, if it had the table. Raises TargetUnavailableError if the target can't be reached now.
     """
     import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
-    table, now = sink["table"], sink["key"]
-    lets_fewer = bool(was) and not (now and {*now} <= {*was})
     try:
-        found = access(sink, was=was)
+        found = access(sink, before=before)
     except (SecretError, TargetError, TargetUnavailableError, psycopg2.Error) as error:
-        may_need = [
-            *([f"if it has a unique constraint on ({', '.join(was)}), drop that"] if lets_fewer else []),
-            *([f"if it has none on ({', '.join(now)}), add that"] if now else []),
-        ]
-        if not (stays and may_need):
+        if before is None or not (may_need := _may_need(before["key"], sink["mode"], sink["key"])):
             return None
-        return f"the table {table}: {', and '.join(may_need)}. It can't be looked at: {_first_line(error)}"
+        said = f"the table {sink['table']}: {', and '.join(may_need)}. It can't be looked at: {_first_line(error)}"
+        if isinstance(error, SecretError | TargetError):
+            return said
+        raise TargetUnavailableError(said) from None
     needs = found.missing_rights + found.misfits
-    return f"its batches fail until this is changed: {'; '.join(needs)}" if needs else None
+    is_kept = not needs and sink.get("on_bad_rows") == "dead_letter"
+    effect = "rows are refused" if is_kept else "its batches fail"
+    needs += found.forbidden
+    return f"{effect} until this is changed: {'; '.join(needs)}" if needs else None
+
+
+def _may_need(key_before: Sequence[str], mode: str, key: Sequence[str]) -> list[str]:
+    """Return what a table that can't be looked at may need for a mode and key."""
+    rows_repeat = mode == "append" or (mode == "merge" and not {*key} <= {*key_before})
+    drop = f"if it has a unique constraint on ({', '.join(key_before)}), drop that"
+    add = f"if it has none on ({', '.join(key)}), add that"
+    return [*([drop] if key_before and rows_repeat else []), *([add] if key else [])]
 
 
 def check_writer(sink: Mapping[str, Any], pipeline: str, output: str) -> TargetCheck | None:
@@ -127,33 +138,35 @@ def _looking(sink: Mapping[str, Any]) -> Iterator[Any]:
             yield cursor
 
 
-def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None, *, was: Sequence[str] = ()) -> Access:
+def access(
+    sink: Mapping[str, Any], columns: Sequence[Column] | None = None, *, before: Mapping[str, Any] | None = None
+) -> Access:
     """Return what would be in the way of an output's batches.
 
-    `sink`: the declaration of a `PostgresSink`; `columns`: the result's; `was`: the key before, by which rows repeat.
-    Raises TargetError if there is no connection, and SecretError.
+    `sink`: the declaration of a `PostgresSink`; `columns`: the result's. `before`: the sink that has the table until
+    now: what was in its way too, is left out. Raises TargetError if there is no connection, and SecretError.
     """
     schema, _, table = sink["table"].partition(".")
+    merges, merged = sink["mode"] == "merge", before is not None and before["mode"] == "merge"
+    rights = [*(["SELECT", "INSERT", "DELETE"] if before is None else []), *(["UPDATE"] if merges > merged else [])]
     with _looking(sink) as cursor:
         cursor.execute(
             "SELECT n.oid IS NOT NULL, coalesce(has_schema_privilege(n.oid, 'CREATE'), false), ARRAY("
-            "SELECT one FROM unnest(%(rights)s) one WHERE NOT has_table_privilege(c.oid, one)), current_user "
+            "SELECT one FROM unnest(%(rights)s::text[]) one WHERE NOT has_table_privilege(c.oid, one)), current_user "
             "FROM (VALUES (1)) AS one "
             "LEFT JOIN pg_namespace n ON n.nspname = %(schema)s "
             "LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = %(table)s",
-            {
-                "schema": schema,
-                "table": table,
-                "rights": ["SELECT", "INSERT", "DELETE", *(["UPDATE"] if sink["mode"] == "merge" else [])],
-            },
+            {"schema": schema, "table": table, "rights": rights},
         )
         exists, may_create, lacks, login = cursor.fetchone()
+        known = [] if before is None else unsupported(cursor, schema, table, merges=merged)
         misfits = [
             f"the table {schema}.{table} has {one}, which PostgresSink does not write"
-            for one in unsupported(cursor, schema, table, merges=sink["mode"] == "merge")
+            for one in unsupported(cursor, schema, table, merges=merges)
+            if one not in known
         ]
         there = columns_of_table(cursor, schema, table)
-        if sink["mode"] == "merge" and there:
+        if merges and there:
             misfits += unmergeable(cursor, schema, table, sink["key"], there)
         if sink.get("totals"):
             types = {column.name: column.base for column in there}
@@ -170,24 +183,24 @@ def access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None, *, 
     if not exists:
         return Access([f"there is no schema {schema}"], [], [])
     lacking = []
-    if not may_create:
+    if before is None and not may_create:
         lacking.append(f"{login} may not create tables in the schema {schema}, which every attempt does")
     if lacks:
         lacking.append(f"{login} lacks {' and '.join(lacks)} on {schema}.{table}")
-    forbidding, warnings = _constraints(sink, unique, was)
+    forbidden, warnings = _constraints(sink, unique, () if before is None else before["key"])
     fails = "each batch" if sink["mode"] == "overwrite" else "a replay"
     warnings += [
         f"the foreign key {name} has {fails} fail that deletes a row to which one refers" for name in referring
     ]
-    return Access(lacking, misfits + forbidding, warnings)
+    return Access(lacking, misfits, warnings, forbidden)
 
 
 def _constraints(
-    sink: Mapping[str, Any], unique: Sequence[_UniqueIndex], was: Sequence[str]
+    sink: Mapping[str, Any], unique: Sequence[_UniqueIndex], key_before: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return what a table's unique indexes forbid to the sink's mode and key, and what they may forbid."""
     table, mode, key = sink["table"], sink["mode"], {*sink["key"]}
-    misfits: list[str] = []
+    forbidden: list[str] = []
     warnings: list[str] = []
     for index in unique:
         names = ", ".join(index.columns)
@@ -195,18 +208,22 @@ def _constraints(
         if key and key <= {*index.columns}:
             # Rows that it would refuse have one key, and are merged.
             continue
-        if index.is_of_merge or {*index.columns} == {*was}:
-            misfits.append(f"{said}: go back to mode='merge' by {names}, or: {index.drop}")
+        if mode == "overwrite":
+            if index.is_of_merge:
+                warnings.append(f"{index.name} of {table} lets no two rows of a result have the same {names}")
+        elif index.is_of_merge or {*index.columns} == {*key_before}:
+            forbidden.append(f"{said}: go back to mode='merge' by {names}, or: {index.drop}")
         elif mode == "append" and not index.is_filled:
             warnings.append(f"{said}: mode='append' refuses the later one")
-    return misfits, warnings
+    return forbidden, warnings
 
 
 @dataclass(frozen=True, slots=True)
 class _UniqueIndex:
     """Describe a unique index: `is_filled`: the table fills a column itself; `is_of_merge`: a merging sink made it.
 
-    `drop`: the statement that drops it, also what is left of a primary key that a merging sink made: NOT NULL.
+    `drop`: how to drop it, and what is left of a primary key that a merging sink made: NOT NULL. Where a partition has
+    it from the table above, that table's is dropped; foreign keys that refer to it go first.
     """
 
     name: str
@@ -239,14 +256,22 @@ def unmergeable(
     if set(key) in [set(index.columns) for index in _unique_indexes(cursor, schema, table)]:
         return []
     cursor.execute(
-        "SELECT format('ALTER TABLE %%I.%%I ADD UNIQUE (%%s)', %s, %s, "
-        "(SELECT string_agg(quote_ident(one), ', ') FROM unnest(%s) one))",
-        (schema, table, list(key)),
+        "SELECT format('ALTER TABLE %%I.%%I ADD UNIQUE (%%s)', %(schema)s, %(table)s, "
+        "(SELECT string_agg(quote_ident(one), ', ') FROM unnest(%(key)s) one)), "
+        # A column of the number 0 is an expression.
+        "EXISTS (SELECT FROM pg_partition_tree(to_regclass(format('%%I.%%I', %(schema)s, %(table)s))) "
+        "JOIN pg_partitioned_table p ON p.partrelid = relid CROSS JOIN unnest(p.partattrs::int2[]) AS number "
+        "LEFT JOIN pg_attribute a ON a.attrelid = relid AND a.attnum = number "
+        "WHERE number = 0 OR a.attname <> ALL (%(key)s))",
+        {"schema": schema, "table": table, "key": list(key)},
     )
+    statement, can_have_none = cursor.fetchone()
     # No primary key: it may have one already, and rows without a key, which stay.
     lacking = f"the table {target} has no unique constraint on its key ({names}), checked at once and of all rows"
+    if can_have_none:
+        return [f"{lacking}, and can have none: it is partitioned by other columns. Give the output another table"]
     first = "if several rows have one key, first delete all but the newest of them (docs/how-to/outputs.md)"
-    return [f"{lacking}, which merging needs: {cursor.fetchone()[0]}; {first}"]
+    return [f"{lacking}, which merging needs: {statement}; {first}"]
 
 
 def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex]:  # noqa: ANN401
@@ -256,17 +281,24 @@ def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex]:
         "AND a.attnum = ANY (k.keys) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a WHERE "
         "a.attrelid = x.indrelid AND a.attnum = ANY (k.keys) AND (a.atthasdef OR a.attidentity <> '')), "
         "coalesce(o.is_of_merge, false), "
-        "CASE WHEN o.oid IS NULL THEN format('DROP INDEX %%I.%%I', n.nspname, i.relname) "
-        "ELSE format('ALTER TABLE %%I.%%I DROP CONSTRAINT %%I', n.nspname, c.relname, o.conname) "
+        "coalesce('first drop what refers to it, the foreign keys ' || (SELECT string_agg(format('%%s of %%s', "
+        "f.conname, f.conrelid::regclass), ', ' ORDER BY 1) FROM pg_constraint f WHERE f.conindid = top.oid "
+        "AND f.contype = 'f' AND f.conparentid = 0) || '; then ', '') || "
+        "CASE WHEN o.oid IS NULL THEN format('DROP INDEX %%I.%%I', tn.nspname, ti.relname) "
+        "ELSE format('ALTER TABLE %%I.%%I DROP CONSTRAINT %%I', tn.nspname, t.relname, o.conname) "
         "|| CASE WHEN o.is_of_merge THEN (SELECT string_agg(format(', ALTER %%I DROP NOT NULL', a.attname), '') "
         "FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.keys)) ELSE '' END END "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indisvalid "
         "AND x.indpred IS NULL AND x.indexprs IS NULL JOIN pg_class i ON i.oid = x.indexrelid "
         "CROSS JOIN LATERAL (SELECT (x.indkey::int2[])[0:x.indnkeyatts - 1] AS keys) AS k "
+        # The index of the topmost table, from which a partition has its own.
+        "CROSS JOIN LATERAL (SELECT coalesce(pg_partition_root(i.oid), i.oid) AS oid) AS top "
+        "JOIN pg_class ti ON ti.oid = top.oid JOIN pg_index tx ON tx.indexrelid = top.oid "
+        "JOIN pg_class t ON t.oid = tx.indrelid JOIN pg_namespace tn ON tn.oid = t.relnamespace "
         # Foreign keys that refer to it name it as their index too.
         "LEFT JOIN LATERAL (SELECT o.oid, o.conname, coalesce(obj_description(o.oid, 'pg_constraint') = %(merge)s, "
-        "false) AS is_of_merge FROM pg_constraint o WHERE o.conindid = x.indexrelid AND o.contype IN ('p', 'u')) AS o "
+        "false) AS is_of_merge FROM pg_constraint o WHERE o.conindid = top.oid AND o.contype IN ('p', 'u')) AS o "
         "ON true "
         "WHERE n.nspname = %(schema)s AND c.relname = %(table)s ORDER BY 1",
         {"schema": schema, "table": table, "merge": MADE_BY_MERGE},

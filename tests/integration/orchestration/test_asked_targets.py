@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import pytest
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
+from forebay.cli.checks.findings import Health
+from forebay.cli.checks.sink_checks import check_sink
 from forebay.cli.commands import up
 from forebay.cli.main import app
 from forebay.cli.terminal.failures import CommandError
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference
-from orchestration.declarations.asked_targets import TargetAnswers, ask_targets
-from orchestration.declarations.sink import Sink, TargetCheck
+from orchestration.declarations.asked_targets import STOPPED, TargetAnswers, ask_targets
+from orchestration.declarations.sink import Sink, TargetCheck, TargetUnavailableError
 from orchestration.sinks.postgres.postgres import PostgresSink
 from receiver_runtime.sources.fields.secret import EnvVar
 from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -81,6 +83,48 @@ def test_each_answer_of_a_target_is_a_sentence_and_none_keeps_the_others_waiting
         f"output 'hangs' {where} no answer within 1.0 s.",
         f"output 'away' {where} t: Connection refused.",
     )
+
+
+def test_steps_are_asked_for_within_the_same_bound_and_only_of_sinks_that_changed(connection: sa.Connection) -> None:
+    never = threading.Event()
+
+    class ChangedSink(AskedSink):
+        def step_after(self, before: Mapping[str, Any]) -> str | None:
+            if self.rows == 1:
+                raise TargetUnavailableError("t: if it has a key, drop that")
+            return f"rows were {before['rows']}" if self.rows else str(never.wait(60))
+
+    def changed(*rows: int) -> Pipeline:
+        sinks = {f"o{number}": ChangedSink(lambda: None) for number in range(len(rows))}
+        for sink, one in zip(sinks.values(), rows, strict=True):
+            sink.rows = one
+        return declared(**sinks)
+
+    apply(connection, [changed(*[20] * 6)])
+    try:
+        pipeline = changed(20, 21, 1, *[0] * 3)
+        asked = ask_targets(connection, [pipeline], seconds=1.0)
+    finally:
+        never.set()
+    stopped = "rows were 20. Do it while the pipeline is stopped."
+    assert asked.steps == {pipeline.outputs["o1"]: f"output 'o1' of pipeline 'words': {stopped}"}
+    assert asked.unlooked[-1] == "output 'o2' of pipeline 'words': t: if it has a key, drop that."
+    assert [said.endswith("no answer within 1.0 s.") for said in asked.unlooked] == [True] * 3 + [False]
+    assert (asked.refused, asked.unasked) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (None, (Health.WARNING, "drop its key", "Then `forebay apply`.")),
+        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {STOPPED}")),
+    ],
+)
+def test_validate_says_a_step_once(answers: TargetCheck | None, expected: tuple[Health, str, str]) -> None:
+    """Check that a failure, which names what the table has, takes the place of the step."""
+    [output] = declared(counts=AskedSink(lambda: answers)).outputs.values()
+    found = check_sink(output, None, "drop its key")
+    assert (found.health, found.found, found.way_out) == expected
 
 
 def test_outputs_that_are_applied_already_are_not_asked(connection: sa.Connection) -> None:

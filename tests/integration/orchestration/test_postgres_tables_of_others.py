@@ -13,16 +13,18 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from forebay import EnvVar, ParquetSink, PostgresSink
-from orchestration.declarations.sink import SinkError
+from orchestration.declarations.sink import SinkError, TargetUnavailableError
 from orchestration.sinks.postgres.postgres_access import Access, access, unsupported
 from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, Target, attempt
+from tests.support.machine.held_ports import held_port
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from orchestration.sinks.postgres.postgres_rows import Mode
+    from orchestration.sinks.refused_rows import OnBadRows
 
 TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
 _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
@@ -196,9 +198,10 @@ def test_the_check_refuses_append_on_a_table_that_merge_made_and_warns_of_constr
     assert access(merge.declaration()) == Access([], [], [])
     merge.write(words(("a", 1)), attempt())
     assert access(merge.declaration()) == Access([], [], [])
-    for mode in ("append", "overwrite"):
-        [misfit] = access({**merge.declaration(), "mode": mode, "key": []}).misfits
-        assert misfit.startswith("counts_pkey of public.counts lets no two batches have a row of the same word")
+    [warning] = access({**merge.declaration(), "mode": "overwrite", "key": []}).warnings
+    assert warning == "counts_pkey of public.counts lets no two rows of a result have the same word"
+    [misfit] = access({**merge.declaration(), "mode": "append", "key": []}).forbidden
+    assert misfit.startswith("counts_pkey of public.counts lets no two batches have a row of the same word")
     target.rows(misfit[misfit.index("ALTER TABLE") :])
     append = PostgresSink(EnvVar("TARGET_URL"), "counts")
     assert access(append.declaration()) == Access([], [], [])
@@ -211,7 +214,6 @@ def test_the_check_refuses_append_on_a_table_that_merge_made_and_warns_of_constr
         assert f"the foreign key child_word_fkey of child has {fails} fail" in warnings[-1]
 
 
-_CHANGES = ("append", "overwrite", "word", "n", "word, n")
 _HOW_TO = (Path(__file__).parents[3] / "docs" / "how-to" / "outputs.md").read_text(encoding="utf-8")
 _KEEP_NEWEST = _HOW_TO[_HOW_TO.index("DELETE FROM word_counts") :].partition("```")[0]
 
@@ -234,36 +236,101 @@ def _two_batches(change: str, first: int) -> None:
         _changed(change).write(words(*rows), attempt(time=TIME + timedelta(days=day)))
 
 
-@pytest.mark.parametrize("now", _CHANGES)
-def test_a_changed_mode_or_key_says_what_the_table_needs_and_no_more(target: Target, now: str) -> None:
-    states = {
-        "missing": "",
-        "without constraints": f"{TABLE}; INSERT INTO counts VALUES ('a', 1, '2025-01-01'), ('a', 1, '2025-01-02'), "
-        "(NULL, 1, '2025-01-01')",
-        "the user's primary key": f'{TABLE}; ALTER TABLE counts ADD CONSTRAINT "Theirs" PRIMARY KEY ({{was}})',
-        "the user's index": f'{TABLE}; CREATE UNIQUE INDEX "Theirs" ON counts ({{was}})',
-    }
-    needed = {}
-    for was in _CHANGES:
-        for state in (*states, *(f"made for {change}" for change in {was, now, "word"})):
-            if was in ("append", "overwrite") and state.startswith("the user's"):
-                continue
-            target.rows("DROP TABLE IF EXISTS counts, forebay_commits")
-            if state in states:
-                target.rows(f"SELECT; {states[state].format(was=was)}")
-            else:
-                _two_batches(state.removeprefix("made for "), 0)
-            step = _changed(now).step_after(_changed(was).declaration())
-            needed[was, state] = step is not None
-            for statement in re.findall(r"ALTER TABLE [^;]*|DROP INDEX [^;]*", step or ""):
-                if "ADD UNIQUE" in statement:
-                    keeps = _KEEP_NEWEST.replace("word_counts", "counts").replace("BY word", f"BY {now}")
-                    target.rows(keeps.replace("WHERE word IS", f"WHERE ({now}) IS"))
-                target.rows(statement)
-            if was != now:
-                _two_batches(now, 2)
-    assert not any(is_needed for (was, state), is_needed in needed.items() if state in ("missing", f"made for {now}"))
-    assert any(needed.values())
+_THEIRS = 'CREATE UNIQUE INDEX "Theirs" ON counts'
+_PARENT, _PARENT_KEY = TABLE.replace("counts", "parent"), "ALTER TABLE parent ADD UNIQUE (word)"
+_PRIMARY_KEY = 'ALTER TABLE counts ADD CONSTRAINT "Theirs" PRIMARY KEY'
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "state", "needs"),
+    [
+        ("word", "append", "", ""),
+        (
+            "append",
+            "word",
+            "INSERT INTO counts VALUES ('a', 1, now()), ('a', 1, now()), (NULL, 1, now())",
+            "ADD UNIQUE",
+        ),
+        ("word", "append", "made for word", "DROP CONSTRAINT counts_pkey, ALTER word DROP NOT NULL"),
+        ("word", "append", f"{_PRIMARY_KEY} (word)", 'DROP CONSTRAINT "Theirs"'),
+        ("word", "append", f"{_THEIRS} (word)", 'DROP INDEX public."Theirs"'),
+        ("word", "append", f"ALTER TABLE counts ADD id bigserial; {_THEIRS} (id)", ""),
+        ("word", "overwrite", "made for word", ""),
+        ("word", "overwrite", f"{_THEIRS} (word)", ""),
+        ("append", "overwrite", "made for word", ""),
+        ("word", "n", "made for word", "DROP CONSTRAINT counts_pkey"),
+        ("word", "word, n", f"{_PRIMARY_KEY} (word)", 'DROP CONSTRAINT "Theirs"'),
+        ("word", "word, n", "made for word", "DROP CONSTRAINT counts_pkey"),
+        ("word, n", "word", "made for word, n", "ADD UNIQUE (word)"),
+        ("word, n", "word", f"{_THEIRS} (word, n)", "ADD UNIQUE (word)"),
+        ("n", "word", "made for word", ""),
+        ("append", "word, n", "made for word", "DROP CONSTRAINT counts_pkey"),
+    ],
+)
+def test_a_changed_mode_or_key_says_what_the_table_needs_and_no_more(
+    target: Target, was: str, now: str, state: str, needs: str
+) -> None:
+    """Write two batches after the statements that are named; `state`: SQL on the user's table, or what made it."""
+    if state.startswith("made for "):
+        _two_batches(state.removeprefix("made for "), 0)
+    elif state:
+        target.rows(f"{TABLE}; {state}")
+    step = _changed(now).step_after(_changed(was).declaration())
+    assert (step is not None, needs in (step or "")) == (needs != "", True), step
+    for statement in re.findall(r"ALTER TABLE [^;]*|DROP INDEX [^;]*", step or ""):
+        if "ADD UNIQUE" in statement:
+            keeps = _KEEP_NEWEST.replace("word_counts", "counts").replace("BY word", f"BY {now}")
+            target.rows(keeps.replace("WHERE word IS", f"WHERE ({now}) IS"))
+        target.rows(statement)
+    if now == "overwrite":
+        for day in (2, 3):
+            _changed(now).write(words(("a", day), ("b", 1)), attempt(time=TIME + timedelta(days=day)))
+    else:
+        _two_batches(now, 2)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "statements", "said"),
+    [
+        (
+            "word",
+            "append",
+            f"{TABLE}; {_THEIRS} (word); CREATE TABLE child (w text REFERENCES counts (word))",
+            'or: first drop what refers to it, the foreign keys child_w_fkey of child; then DROP INDEX public."Theirs"',
+        ),
+        (
+            "append",
+            "word",
+            f"{TABLE} PARTITION BY RANGE (_batch_time)",
+            "on its key (word), checked at once and of all rows, and can have none: it is partitioned by other columns",
+        ),
+        ("append", "word", f"{TABLE} PARTITION BY LIST (lower(word))", "and can have none"),
+        (
+            "word",
+            "append",
+            f"{_PARENT} PARTITION BY LIST (word); {_PARENT_KEY}; CREATE TABLE counts PARTITION OF parent DEFAULT",
+            "ALTER TABLE public.parent DROP CONSTRAINT parent_word_key",
+        ),
+    ],
+)
+def test_a_step_that_postgres_would_refuse_is_not_named(
+    target: Target, was: str, now: str, statements: str, said: str
+) -> None:
+    target.rows(statements)
+    step = _changed(now).step_after(_changed(was).declaration())
+    assert step is not None
+    assert said in step
+
+
+def test_a_step_names_what_becomes_of_rows_and_not_what_was_lacking_before(target: Target) -> None:
+    target.rows(f"{TABLE}; {_THEIRS} (word); CREATE RULE away AS ON DELETE TO counts DO INSTEAD NOTHING")
+    before = _changed("word").declaration()
+    for on_bad_rows, effect in (("fail", "its batches fail"), ("dead_letter", "rows are refused")):
+        sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows=cast("OnBadRows", on_bad_rows))
+        step = sink.step_after(before)
+        assert step is not None
+        assert step.startswith(f"{effect} until this is changed: Theirs of public.counts lets no two batches")
+        assert "away" not in step
 
 
 def test_a_key_that_merge_made_leaves_nothing_behind(target: Target) -> None:
@@ -285,6 +352,7 @@ def test_a_table_that_can_not_be_looked_at_may_need_a_step(monkeypatch: pytest.M
         ("word", "append", (True, False)),
         ("append", "word", (False, True)),
         ("word", "n", (True, True)),
+        ("word", "overwrite", None),
         ("word, n", "word", (False, True)),
         ("word, n", "n, word", None),
         ("append", "overwrite", None),
@@ -293,6 +361,11 @@ def test_a_table_that_can_not_be_looked_at_may_need_a_step(monkeypatch: pytest.M
         assert (None if step is None else (drop in step, add in step)) == parts
     assert _changed("append", "others").step_after(_changed("word").declaration()) is None
     assert _changed("append").step_after(ParquetSink("never").declaration()) is None
+    with held_port() as port:
+        monkeypatch.setenv("TARGET_URL", f"postgresql://u@127.0.0.1:{port}/d")
+        with pytest.raises(TargetUnavailableError, match=rf"{re.escape(drop)}\. It can't be looked at: .*refused"):
+            _changed("append").step_after(_changed("word").declaration())
+        assert _changed("append", "others").step_after(_changed("word").declaration()) is None
 
 
 def test_text_in_a_database_of_another_encoding_is_that_text_or_refused(

@@ -6,7 +6,7 @@ import errno
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import pytest
 import sqlalchemy as sa
@@ -25,7 +25,7 @@ from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
-from orchestration.declarations.sink import TargetCheck
+from orchestration.declarations.sink import TargetCheck, TargetUnavailableError
 from tests.support.polling import eventually
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, remove_pipeline
@@ -216,7 +216,7 @@ def test_a_change_that_needs_a_step_in_a_target_waits_and_a_start_says_it(
     request = Request(compatibility.declared(before), agreed=False)
     edit(project, ("sink=ConsoleSink()", "sink=ConsoleSink(rows=1)"))
     monkeypatch.setattr(ConsoleSink, "step_after", lambda _, was: f"rows were {was['rows']}, drop its key")
-    step = "output 'counts' of pipeline 'words': rows were 20, drop its key"
+    step = "output 'counts' of pipeline 'words': rows were 20, drop its key. Do it while the pipeline is stopped."
     said: list[str] = []
     with connect(engine) as connection:
         apply(connection, before)
@@ -227,6 +227,28 @@ def test_a_change_that_needs_a_step_in_a_target_waits_and_a_start_says_it(
         apply_at_start(connection, loaded(), said.append)
         assert step in said
         apply(connection, before)
+        assert put_in_force(connection, copies, loaded(), replace(request, agreed=True)).outcome is Outcome.IN_FORCE
+
+
+def test_a_change_whose_target_is_away_is_tried_again_and_not_left_to_a_person(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_away(*_: object) -> Never:
+        raise TargetUnavailableError("Connection refused")
+
+    before = loaded()
+    copies = first_in_force(home)
+    request = Request(compatibility.declared(before), agreed=False)
+    edit(project, ("sink=ConsoleSink()", "sink=ConsoleSink(rows=1)"))
+    monkeypatch.setattr(ConsoleSink, "step_after", is_away)
+    with connect(engine) as connection:
+        apply(connection, before)
+        result = put_in_force(connection, copies, loaded(), request)
+        assert (result.outcome, result.why) == (
+            Outcome.UNKNOWN,
+            "output 'counts' of pipeline 'words': Connection refused",
+        )
+        assert difference(connection, before) == []
         assert put_in_force(connection, copies, loaded(), replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
 
@@ -396,6 +418,13 @@ def test_a_watch_checks_each_version_in_a_process_and_says_one_line(
     for _ in range(2):
         watch.look(waits=lambda: True)
     assert len(began) == 2
+    for seconds, checks in ((60, 2), (0, 3)):
+        monkeypatch.setattr(code_watch, "AGAIN_SECONDS", seconds)
+        watch._again_at = 0.0
+        watch._concluded(ProjectReader("shop").read(), CodeAnswer(Outcome.UNKNOWN, "its target is away"))
+        watch.look()
+        assert len(began) == checks, "each check is a process of seconds"
+    assert "changed and is looked at again: its target is away. Until then, code" in said[-1]
     watch.close()
 
 

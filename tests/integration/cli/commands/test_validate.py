@@ -345,9 +345,11 @@ def test_what_apply_would_change_or_refuse_is_told(
         merged = "PostgresSink('env:T', 'counts', mode='merge', key='value')"
         apply(connection, load_pipelines(module(one_stream(listener, home).replace(PARQUET.format(home), merged))))
         appended = module(one_stream(listener, home).replace(PARQUET.format(home), "PostgresSink('env:T', 'counts')"))
-        warned = [said for health, said in about(findings(appended, well=True), "driver log") if health == "warning"]
         step = "if it has a unique constraint on (value), drop that"
-        assert [step in said for said in warned] == [True]
+        warned = [one for one in findings(appended, well=True) if step in str(one)]
+        assert [(one["health"], "while the pipeline is stopped" in one["found"]) for one in warned] == [
+            ("warning", True)
+        ]
         done = CliRunner().invoke(app, ["apply", "--dry-run", appended], env={"COLUMNS": "500"})
         assert f"the table public.counts: {step}. It can't be looked at: the environment variable T is" in done.output
         apply(connection, load_pipelines(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import dagster as dg
 import pytest
@@ -14,6 +14,7 @@ from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply, is_applied
+from orchestration.declarations.sink import TargetUnavailableError
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 
-def code(interval: str = "10s", *, port: int = 9999, output: str = "counts", name: str = "words") -> Pipeline:
+def code(
+    interval: str = "10s", *, port: int = 9999, output: str = "counts", name: str = "words", rows: int = 20
+) -> Pipeline:
     """Return a pipeline of one stream as one version of the code declares it."""
     pipeline = Pipeline(name, interval=interval)
 
-    @pipeline.output(inputs=[Stream("lines", SocketText(host="h", port=port))], sink=ConsoleSink(), name=output)
+    @pipeline.output(
+        inputs=[Stream("lines", SocketText(host="h", port=port))], sink=ConsoleSink(rows=rows), name=output
+    )
     def made(lines: object) -> object:
         return lines
 
@@ -90,9 +95,24 @@ def test_what_needs_a_step_in_a_target_waits(connection: sa.Connection, monkeypa
     apply(connection, [location.pipeline])
     location.tick()
     monkeypatch.setattr(ConsoleSink, "step_after", lambda *_: "drop its key")
-    location.reload(code("5s"))
-    said = location.tick()
-    assert said == f"{NOT_APPLIED} What waits for it: output 'counts' of pipeline 'words': drop its key."
+    location.reload(code(rows=1))
+    step = "output 'counts' of pipeline 'words': drop its key. Do it while the pipeline is stopped."
+    assert location.tick() == f"{NOT_APPLIED} What waits for it: {step}"
+
+
+def test_a_target_that_is_away_is_looked_at_again(connection: sa.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_away(*_: object) -> Never:
+        raise TargetUnavailableError("refused")
+
+    location = Location(code())
+    apply(connection, [location.pipeline])
+    location.tick()
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsoleSink, "step_after", is_away)
+        location.reload(code(rows=1))
+        said = location.tick()
+    assert said == f"{NOT_APPLIED} The next tick tries again: output 'counts' of pipeline 'words': refused."
+    assert NOT_APPLIED not in location.tick()
 
 
 def test_code_that_is_only_loaded_again_takes_back_nothing(connection: sa.Connection) -> None:
