@@ -110,14 +110,11 @@ class AtMostOnceReading:
             consumer.incremental_unassign(positions)
             consumer.incremental_assign(positions)
         else:
-            # Others without a position have returned no record yet, and begin at the group's.
-            there = consumer.position(consumer.assignment())
-            consumer.assign(
-                [
-                    TopicPartition(one.topic, one.partition, opened.get((one.topic, one.partition), one.offset))
-                    for one in there
-                ]
-            )
+            # Others without a position have returned no record yet, and begin at the group's. Those that wait are left
+            # out: the client may be able to read them by now, and what it read would come again.
+            there = {(one.topic, one.partition): one.offset for one in consumer.position(consumer.assignment())}
+            now = {key: at for key, at in (there | opened).items() if key not in self._partitions.waiting}
+            consumer.assign([TopicPartition(*key, at) for key, at in now.items()])
         # The client commits only what it has read: without this, the next start would begin elsewhere.
         consumer.commit(offsets=positions, asynchronous=True)
 
