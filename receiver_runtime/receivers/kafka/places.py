@@ -136,7 +136,7 @@ class KafkaPlaces:
             went_on = self.pass_lost(key, at.offset, low, high)
             lost = OffsetLink(topic, str(number), at.generation, at.offset, went_on, LinkKind.LOST)
             return Partition(at.generation, went_on, [lost])
-        went_on = high if self._source.out_of_range == "latest" else low
+        went_on = self.out_of_range(low, high)
         return self._next_generation(key, at, went_on, ends_before(low, high))
 
     def made_anew(self, keys: Sequence[Key]) -> list[Key]:
@@ -167,11 +167,15 @@ class KafkaPlaces:
                 break
         return low, high
 
+    def out_of_range(self, low: int, high: int) -> int:
+        """Return where to read on if the next record is not on the broker, as the source says."""
+        return high if self._source.out_of_range == "latest" else low
+
     def pass_lost(self, key: Key, at: int, low: int, high: int) -> int:
         """Return where to read on behind records that are gone, and report these. Raises OutOfRangeError."""
         where = f"{key[0]}/{key[1]}: offset {at} is next, the broker has {low} up to {high}"
         self.refuse_to_go_on(where)
-        went_on = high if self._source.out_of_range == "latest" else low
+        went_on = self.out_of_range(low, high)
         self._receiver.report_error(
             f"{where}: offsets {at} up to {went_on}, {went_on - at} of them, are gone unread, and lost"
         )
@@ -185,7 +189,7 @@ class KafkaPlaces:
     # -- the next generation -----------------------------------------------------------------------------------------
 
     def _open_recreated(self, key: Key, at: Position, low: int, high: int, new_id: OffsetLink) -> Partition:
-        went_on = high if self._source.out_of_range == "latest" else low
+        went_on = self.out_of_range(low, high)
         why = (
             f"the topic was created again, and has offsets {low} up to {high}; what the one before had from there on "
             "is lost (a gap of unknown size)"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # the duration of the last attempt.
 _WAIT_SECONDS = 1.0
 _WAIT_TIMES = 5
+# Seconds of opening after which the other partitions are read first. Opening one may take longer.
+_OPEN_SECONDS = 1.0
 
 
 class AssignedPartitions:
@@ -108,7 +110,7 @@ class AssignedPartitions:
             self._ask_later(began)
 
     def open_waiting(self) -> None:
-        """Open the waiting partitions whose next position the brokers can say now."""
+        """Open the waiting partitions whose next position the brokers can say now; some of them, if that takes long."""
         began = time.monotonic()
         keys = list(self.waiting)
         try:
@@ -132,10 +134,14 @@ class AssignedPartitions:
                     self._unreadable.pop(key, None)
                     self.read[key] = opened
                     self.unsure.add(key)
+                    if time.monotonic() - began > _OPEN_SECONDS and not silent:
+                        self.ask_soon()
+                        break
                     continue
             self._note_unreadable(key, leader)
+        else:
+            self._ask_later(began)
         self._show_unreadable()
-        self._ask_later(began)
 
     def _ask_later(self, began: float) -> None:
         now = time.monotonic()

@@ -26,7 +26,7 @@ from receiver_runtime.receivers.kafka.unread import KafkaUnread
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from confluent_kafka import Consumer, KafkaError, Message
 
@@ -48,10 +48,10 @@ class AtMostOnceReading:
         self._client = client
         self._stopping = stopping
         self._unread = KafkaUnread()
-        self._positions = GroupPositions(receiver, source, client)
+        self._group_positions = GroupPositions(receiver, source, client)
         # Only those that wait; what is opened is the client's again.
         self._partitions = AssignedPartitions(
-            receiver, client.places, stopping, self._unread.forget, self._positions.open
+            receiver, client.places, stopping, self._unread.forget, self._group_positions.open
         )
         self._look_at = 0.0
 
@@ -83,20 +83,20 @@ class AtMostOnceReading:
                 self._unread.note_read(one)
                 supervisor.block_path.push_buffered(one.batch)
         if len(good) < len(messages):
-            for message in messages:
-                if (error := message.error()) is not None:
-                    self._on_fault(message, error)
+            self._take_faults([(one, error) for one in messages if (error := one.error()) is not None])
 
-    def _on_fault(self, message: Message, error: KafkaError) -> None:
-        """Take what the client returned in place of a record, when the records before it are handed over."""
-        key = (str(message.topic()), int(message.partition() or 0))
-        if error.code() != RESET:
-            self._client.brokers.on_fault(key[0], error)
-        elif key in self._assigned() and key not in self._partitions.waiting:
-            # The client does not say the offset if the group has none, or if the log was truncated.
-            at = message.offset()
-            self._partitions.wait_for(key, self._next().get(key) if at is None else at)
-            self._partitions.ask_soon()
+    def _take_faults(self, faults: Sequence[tuple[Message, KafkaError]]) -> None:
+        """Take what the client returned in place of records, when the records before it are handed over."""
+        assigned, following = self._assigned(), self._next()
+        for message, error in faults:
+            key = (str(message.topic()), int(message.partition() or 0))
+            if error.code() != RESET:
+                self._client.brokers.on_fault(key[0], error)
+            elif key in assigned and key not in self._partitions.waiting:
+                # The client does not say the offset if the group has none, or if the log was truncated.
+                at = message.offset()
+                self._partitions.wait_for(key, following.get(key) if at is None else at)
+                self._partitions.ask_soon()
 
     def _read_opened(self) -> None:
         """Have the client read what was opened, from there. A seek would not do: after an error it can't seek."""
@@ -110,14 +110,11 @@ class AtMostOnceReading:
             consumer.incremental_unassign(positions)
             consumer.incremental_assign(positions)
         else:
-            # Others without a position have returned no record yet, and begin at the group's.
-            there = consumer.position(consumer.assignment())
-            consumer.assign(
-                [
-                    TopicPartition(one.topic, one.partition, opened.get((one.topic, one.partition), one.offset))
-                    for one in there
-                ]
-            )
+            # Others without a position have returned no record yet, and begin at the group's. Those that wait are left
+            # out: the client may be able to read them by now, and what it read would come again.
+            there = {(one.topic, one.partition): one.offset for one in consumer.position(consumer.assignment())}
+            now = {key: at for key, at in (there | opened).items() if key not in self._partitions.waiting}
+            consumer.assign([TopicPartition(*key, at) for key, at in now.items()])
         # The client commits only what it has read: without this, the next start would begin elsewhere.
         consumer.commit(offsets=positions, asynchronous=True)
 
@@ -126,8 +123,8 @@ class AtMostOnceReading:
         if time.monotonic() < self._look_at or self._client.brokers.are_unreachable:
             return
         self._look_at = time.monotonic() + _LOOK_SECONDS
-        self._positions.note_read(self._next())
-        self._positions.look({topic for topic, _ in self._assigned()})
+        self._group_positions.note_read(self._next())
+        self._group_positions.look({topic for topic, _ in self._assigned()})
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         if self._client.is_cooperative:

@@ -39,7 +39,7 @@ class GroupPositions:
         self._source = source
         self._places = client.places
         self._consumer = client.consumer
-        self._positions = receiver.supervisor.block_path.positions
+        self._recorded = receiver.supervisor.block_path.positions
         # What the driver log remembers already.
         self._read: set[Key] = set()
         self._ids: dict[str, int] = {}
@@ -57,7 +57,7 @@ class GroupPositions:
         low, high = self._places.range_of(key)
         if at is None and (at := self._committed(key)) is None:
             at = self._places.beginning_of(key, low, high)
-            if f"{_READ}{number}" in self._positions.all_of(topic):
+            if f"{_READ}{number}" in self._recorded.all_of(topic):
                 at = max(at, low)
                 self._receiver.report_error(
                     f"{topic}/{number}: the group {self._source.group!r} has no position, although the stream has read "
@@ -69,15 +69,15 @@ class GroupPositions:
                 low, high = self._places.look_again(key, at)
             if low <= at <= high:
                 self._receiver.report_error(
-                    f"{topic}/{number}: Kafka refused offset {at}, which it has, and reading goes on from there. If "
-                    "its log was truncated before that, new records before that are not read (a gap of unknown size)"
+                    f"{topic}/{number}: Kafka refused offset {at}, which it has, and reading goes on there. If the log "
+                    "was truncated, new records before that offset are not read (a gap of unknown size)"
                 )
         if at < low:
             at = self._places.pass_lost(key, at, low, high)
         elif at > high:
             where = f"{topic}/{number}: offset {at} is next, {ends_before(low, high)}"
             self._places.refuse_to_go_on(where)
-            at = high if self._source.out_of_range == "latest" else low
+            at = self._places.out_of_range(low, high)
             self._receiver.report_error(f"{where}; reading goes on at offset {at} (a gap of unknown size)")
         # From now on a group without a position leaves a gap.
         self.note_read([key])
@@ -92,7 +92,7 @@ class GroupPositions:
     def note_read(self, keys: Collection[Key]) -> None:
         """Remember that the group has read partitions."""
         for topic, number in set(keys) - self._read:
-            self._positions.open_partition(topic, f"{_READ}{number}", 0)
+            self._recorded.open_partition(topic, f"{_READ}{number}", 0)
         self._read.update(keys)
 
     def look(self, topics: Collection[str]) -> None:
@@ -106,12 +106,12 @@ class GroupPositions:
             if self._ids.get(topic) == now:
                 continue
             # All ids that the topic had: a broker whose metadata is out of date says no new one.
-            known = {name for name in self._positions.all_of(topic) if name.startswith(_READ_ID)}
+            known = {name for name in self._recorded.all_of(topic) if name.startswith(_READ_ID)}
             name = f"{_READ_ID}{now}"
             if known and name not in known:
                 self._receiver.report_error(
                     f"{topic}: the topic was created again. What the one before had and was not read is lost, and so "
                     "is what the new one has before the group's positions (a gap of unknown size)"
                 )
-            self._positions.open_partition(topic, name, 0)
+            self._recorded.open_partition(topic, name, 0)
             self._ids[topic] = now

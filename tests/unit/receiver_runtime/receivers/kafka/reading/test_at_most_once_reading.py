@@ -16,6 +16,7 @@ from receiver_runtime.receivers.kafka.broker_reports import RESET, BrokerReports
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.receivers.kafka.group_commits import GroupCommits
 from receiver_runtime.receivers.kafka.places import Look, Partition
+from receiver_runtime.receivers.kafka.reading import assigned_partitions
 from receiver_runtime.receivers.kafka.reading.at_most_once_reading import AtMostOnceReading
 from receiver_runtime.receivers.kafka.reading.group_client import GroupClient
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
@@ -141,15 +142,26 @@ def test_partitions_that_the_client_can_t_continue_are_opened_apart(reading: Rea
     if reading._client.is_cooperative:
         assert reading.client.done == [("unassign", opened), ("assign", opened), ("commit", opened)]
     else:
-        everything = [*opened, (2, -1001), (SILENT, -1001), (4, 9)]
-        assert reading.client.done == [("assign all", everything), ("commit", opened)]
+        # Those that wait are not the client's to read.
+        assert reading.client.done == [("assign all", [*opened, (4, 9)]), ("commit", opened)]
     assert reading._partitions.waiting == {("t", SILENT): 5, ("t", 2): None}
-    # Another reset of one that waits, as an eager assignment brings, moves nothing.
+    # Another reset of one that waits moves nothing.
     reading.client.messages = [reset("t", SILENT)]
     reading._fetch()
     assert reading._partitions.waiting["t", SILENT] == 5
     reading._on_revoke(reading.client, [TopicPartition("t", SILENT), TopicPartition("t", 2)])  # type: ignore[arg-type]
     assert reading._partitions.waiting == {}
+
+
+def test_others_are_read_while_many_partitions_are_opened(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assigned_partitions, "_OPEN_SECONDS", -1.0)
+    reading.client.messages = [reset("t", 0, 3), reset("t", 1, 3)]
+    reading._fetch()
+    reading._partitions.ask_if_due()
+    reading._read_opened()
+    assert reading.opened == [(0, 3)]
+    reading._partitions.ask_if_due()
+    assert reading.opened == [(0, 3), (1, 3)]
 
 
 def test_a_reset_of_a_partition_that_is_another_s_is_ignored(reading: Reading) -> None:

@@ -88,17 +88,19 @@ def test_a_group_whose_partition_was_never_read_has_lost_nothing(
     assert places.said == []
 
 
+@pytest.mark.parametrize(("out_of_range", "goes_on"), [("earliest", 6), ("latest", 100)])
 def test_what_is_gone_of_a_partition_that_was_added_later_is_reported(
-    places: Places, monkeypatch: pytest.MonkeyPatch
+    places: Places, monkeypatch: pytest.MonkeyPatch, out_of_range: str, goes_on: int
 ) -> None:
     """Also if the group had its own positions when the stream began, and opened no partition."""
     group(places).look({"t"})
     now = SimpleNamespace(topics={"t": SimpleNamespace(partitions={0: None, 1: None}, error=None)})
     monkeypatch.setattr(Consumer, "list_topics", lambda *_, **__: now)
     monkeypatch.setattr(Consumer, "low", 6)
-    assert group(places, start="latest").open(("t", 1), LOOK, None).position == 6
+    added = group(places, start="latest", out_of_range=out_of_range)
+    assert added.open(("t", 1), LOOK, None).position == goes_on
     [said] = places.said
-    assert "t/1: offset 0 is next, the broker has 6 up to 100: offsets 0 up to 6, 6 of them, are gone unread" in said
+    assert f"t/1: offset 0 is next, the broker has 6 up to 100: offsets 0 up to {goes_on}, {goes_on} of them" in said
 
 
 def test_a_position_that_the_group_had_from_elsewhere_is_lost_too(places: Places) -> None:
