@@ -125,7 +125,8 @@ def test_an_agent_does_not_start_without_the_key_that_encrypts(
 ) -> None:
     settings = {**environment(database_url, tmp_path), "FOREBAY_BLOCK_KEY": f"file:{tmp_path}/none"}
     told = refuse("h1", settings)
-    assert f"FOREBAY_BLOCK_KEY: file:{tmp_path}/none: No such file or directory" in told
+    assert "FOREBAY_BLOCK_KEY: No such file or directory" in told
+    assert f"put the secret into file:{tmp_path}/none" in told
     with connect(engine) as connection:
         # It has not become a host on which receivers are placed.
         assert connection.execute(sa.text("SELECT count(*) FROM forebay.processes")).scalar_one() == 0

@@ -314,7 +314,7 @@ def test_every_private_name_of_dagsters() -> None:
     assert "socket" in inspect.signature(DagsterGrpcClient).parameters
     # No bound can be given.
     assert list(inspect.signature(DagsterGrpcClient.get_current_runs).parameters) == ["self"]
-    assert list(inspect.signature(GetCurrentRunsResult).parameters) == ["current_runs", "serializable_error_info"]
+    assert list(GetCurrentRunsResult.__annotations__) == ["current_runs", "serializable_error_info"]
     assert list(inspect.signature(deserialize_value).parameters) == ["val", "as_type", "whitelist_map"]
     assert list(inspect.signature(dg.DagsterInstance.optimize_for_webserver).parameters) == [
         "self",

@@ -381,7 +381,8 @@ def test_block_keys_are_shown_by_reference_and_id_only(home: Path, monkeypatch: 
     found = [finding for finding in examine() if finding.check == "block keys"]
     assert [finding.health for finding in found] == [Health.OK, Health.FAILED]
     assert found[0].found == f"FOREBAY_BLOCK_KEY: env:BLOCKS is key {key_id('env:BLOCKS')}, which encrypts blocks"
-    assert found[1].found.startswith(f"FOREBAY_BLOCK_KEYS_FOR_READING: file:{home}/before: No such file")
+    assert found[1].found.startswith("FOREBAY_BLOCK_KEYS_FOR_READING: No such file")
+    assert found[1].found.endswith(f"file:{home}/before")
     assert key not in _run("--json").output
     # A key that was given itself is not repeated.
     monkeypatch.setenv("FOREBAY_BLOCK_KEY", key)
