@@ -59,17 +59,21 @@ _NO_ANSWER = re.compile(r"An error occurred while calling [^\n]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Hold what is recorded in the driver log about a failure; `ends_attempt`: the other outputs need not be tried."""
+    """Hold what is recorded in the driver log about a failure, and which other outputs need not be tried.
+
+    `ends_attempt`: none of them. `unreachable`: not those that need this place, as ``unavailable_store`` names it.
+    """
 
     kind: AttemptFailure
     message: str
     ends_attempt: bool = False
+    unreachable: tuple[str, ...] = ()
 
 
 def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> Failure:
     """Judge the error of an output or attempt; `spark_ended` returns how the run's Spark ended, None while it lives."""
     if (away := unavailable_store(error)) is not None:
-        return Failure(AttemptFailure.BLOCKED, away[:LONGEST])
+        return Failure(AttemptFailure.BLOCKED, away.message[:LONGEST], unreachable=away.place)
     message = _headed(error)
     if any(isinstance(cause, TRANSIENT) for cause in causes(error)):
         return _lost("the driver log was unavailable", message, ends_attempt=True)

@@ -2,7 +2,8 @@
 
 An output that fails holds up no other. The exceptions are failures of the attempt itself: it was superseded or
 cancelled, the driver log is unavailable, Spark ended (``attempt_failure``). Then no further output begins, and those
-that run are told to stop. If the block store can't be reached, outputs that read blocks are not tried for nothing.
+that run are told to stop. If the block store or a target can't be reached, the outputs that need the same one are not
+tried for nothing: each would wait for a connection again.
 
 This module decides which output runs next, and what their failures mean for the attempt. It never writes to the driver
 log: the caller computes and commits an output, and is told of each result and failure, in its own thread.
@@ -23,7 +24,7 @@ from orchestration.batches.attempt_failure import LONGEST, Failure
 from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from orchestration.declarations.pipeline import Output
     from orchestration.spark.output_threads import OutputThreads
@@ -105,7 +106,7 @@ class AttemptOutputs:
     Attributes:
         outputs: in the order in which they begin.
         run: computes and commits an output, and returns its result; called in a thread if there are any.
-        reads_blocks: returns whether an output needs the block store.
+        needs: returns the places that an output needs: BLOCK_STORE, the key of its sink's place.
         judge: returns what an output's error means.
         on_committed: called with each result, at once, by the thread that called `run_all`; must not raise.
         on_failed: the same for each failure.
@@ -113,7 +114,7 @@ class AttemptOutputs:
 
     outputs: Sequence[Output]
     run: Callable[[Output], OutputResult]
-    reads_blocks: Callable[[Output], bool]
+    needs: Callable[[Output], Iterable[tuple[str, ...]]]
     judge: Callable[[BaseException], Failure]
     on_committed: Callable[[OutputResult], None]
     on_failed: Callable[[FailedOutput], None]
@@ -162,15 +163,21 @@ class _AttemptProgress:
         self._results: dict[str, OutputResult] = {}
         self._failed: list[FailedOutput] = []
         self.is_over = False
-        self._is_blocked = False
+        # The beginnings of the keys of what could not be reached.
+        self._unreachable: set[tuple[str, ...]] = set()
 
     def to_run(self) -> Iterator[Output]:
         """Give the next output, as long as the attempt goes on."""
         for output in self.outputs.outputs:
             if self.is_over:
                 return
-            if not (self._is_blocked and self.outputs.reads_blocks(output)):
+            if not self._needs_unreachable(output):
                 yield output
+
+    def _needs_unreachable(self, output: Output) -> bool:
+        if not self._unreachable:
+            return False
+        return any(key[: len(place)] == place for key in self.outputs.needs(output) for place in self._unreachable)
 
     def is_committed(self, result: OutputResult) -> None:
         self._results[result.output] = result
@@ -180,7 +187,8 @@ class _AttemptProgress:
         failed = FailedOutput(output.name, error, self.outputs.judge(error))
         self._failed.append(failed)
         self.is_over = self.is_over or failed.failure.ends_attempt
-        self._is_blocked = self._is_blocked or failed.failure.kind is AttemptFailure.BLOCKED
+        if failed.failure.unreachable:
+            self._unreachable.add(failed.failure.unreachable)
         if len(self.outputs.outputs) > 1:
             # Only the first error is raised, with its stack.
             log.warning("an output failed", output=output.name, failure=failed.failure.kind.value, exc_info=error)

@@ -25,6 +25,7 @@ from orchestration.batches.lost_blocks import LostBlocks, find_lost_blocks, repo
 from orchestration.batches.noted_replicas import report_noted_replicas
 from orchestration.batches.output_run import run_output
 from orchestration.batches.publishing import publish, publish_what_is_left
+from orchestration.batches.unavailable_store import BLOCK_STORE
 from orchestration.declarations.batch import Batch
 from orchestration.declarations.pipeline import Window
 from orchestration.declarations.sink import OutputAttempt
@@ -322,9 +323,7 @@ def _run_outputs(
     results = AttemptOutputs(
         outputs=[*(output for output in attempt.outputs if output.name in committed), *to_compute],
         run=run,
-        reads_blocks=lambda output: (
-            output.name not in committed and any(inputs.blocks_of(entry) for entry in output.inputs)
-        ),
+        needs=lambda output: [] if output.name in committed else _needs(output, inputs),
         judge=lambda error: failure_of(error, spark.how_ended),
         on_committed=on_committed,
         on_failed=partial(_record_failed_output, engine, attempt),
@@ -335,6 +334,13 @@ def _run_outputs(
     publish_what_is_left(engine, pipeline, pipeline_id)
     by_name = {result.output: result for result in results}
     return [by_name[output.name] for output in attempt.outputs]
+
+
+def _needs(output: Output, inputs: BatchInputs) -> list[tuple[str, ...]]:
+    """Return the places without which the output can't be computed and committed."""
+    place = output.sink.place(output.sink.declaration())
+    reads_blocks = any(inputs.blocks_of(entry) for entry in output.inputs)
+    return [*([BLOCK_STORE] if reads_blocks else []), *([] if place is None else [place.key])]
 
 
 def _in_order(outputs: Sequence[Output], attempts: Sequence[AttemptRow]) -> list[Output]:

@@ -1,4 +1,4 @@
-"""Tells whether an attempt failed because the block store or a target was unreachable, or a block's key was missing.
+"""Tells whether an output failed because the block store or a target was unreachable, or a block's key was missing.
 
 None of them says anything about the batch.
 
@@ -8,6 +8,7 @@ A block that is missing, or damaged, in a store that can be reached is another t
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import TargetUnavailableError
@@ -16,18 +17,33 @@ from receiver_runtime.block_store.frames.errors import BlockKeyError, StoreUnava
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: The block store, as `Unavailable.place` has it.
+BLOCK_STORE = ("block store",)
 # A Spark task's error comes as the text of its Python stack.
 _KINDS = (StoreUnavailableError, BlockKeyError, TargetUnavailableError)
-_IN_TEXT = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in _KINDS)}): (?P<what>[^\n]+)")
+_IN_TEXT = re.compile(rf"\b(?P<kind>{'|'.join(kind.__name__ for kind in _KINDS)}): (?P<what>[^\n]+)")
 
 
-def unavailable_store(error: BaseException) -> str | None:
-    """Return the error if the store or a target could not be reached, or a key is missing; None: another reason."""
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Hold what is missing or unreachable, as a message, and the place that other outputs can't reach either.
+
+    `place`: BLOCK_STORE, or the beginning of the keys of the sinks' places there; empty: it concerns this output alone.
+    """
+
+    message: str
+    place: tuple[str, ...] = ()
+
+
+def unavailable_store(error: BaseException) -> Unavailable | None:
+    """Return what is unavailable if the store or a target could not be reached, or a key is missing; else None."""
     for cause in causes(error, hidden=True):
         if isinstance(cause, _KINDS):
-            return str(cause)
+            place = cause.unreachable if isinstance(cause, TargetUnavailableError) else ()
+            return Unavailable(str(cause), BLOCK_STORE if isinstance(cause, StoreUnavailableError) else place)
         if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j") and (found := _IN_TEXT.search(str(cause))):
-            return found["what"].strip()
+            is_store = found["kind"] == StoreUnavailableError.__name__
+            return Unavailable(found["what"].strip(), BLOCK_STORE if is_store else ())
     return None
 
 

@@ -31,8 +31,13 @@ class SinkError(Exception):
 class TargetUnavailableError(SinkError):
     """This sink's target takes no result now: it can't be reached, lacks a secret or package, or is another output's.
 
-    The batch is BLOCKED until it does.
+    The batch is BLOCKED until it does, and its other outputs run. `unreachable`: the beginning of the key of each `Place`
+    that can't be reached either, as those in one database; outputs there are not tried in the same attempt.
     """
+
+    def __init__(self, message: str, *, unreachable: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
 
 
 class AttemptOutdatedError(SinkError):

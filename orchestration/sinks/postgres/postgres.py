@@ -325,7 +325,8 @@ class PostgresSink(Sink):
         except TargetError as error:
             raise SinkError(f"{attempt.name}: {error}") from None
         except TargetUnavailableError as error:
-            raise TargetUnavailableError(f"{attempt.name}: {error}") from None
+            database = self.place(self.declaration()).key[:-1]
+            raise TargetUnavailableError(f"{attempt.name}: {error}", unreachable=database) from None
 
 
 class _Failures:

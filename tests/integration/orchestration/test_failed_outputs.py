@@ -10,12 +10,13 @@ import pyarrow.dataset as ds
 import pytest
 import sqlalchemy as sa
 
-from forebay import Batch, ParquetSink, Pipeline, Stream
+from forebay import Batch, EnvVar, ParquetSink, Pipeline, PostgresSink, Stream
 from forebay.sources import SocketText
 from orchestration.batches.attempt_outputs import OutputResult, OutputsFailedError, running_outputs
 from orchestration.batches.batch_run import replay_batch, run_batch
 from orchestration.declarations.apply import apply
 from tests.support.driver_log.attempts import fail_batch
+from tests.support.machine.held_ports import held_port
 from tests.support.polling import eventually
 from tracker_store.batches import batches
 from tracker_store.batches.outputs import commits_of_batch
@@ -24,13 +25,14 @@ from tracker_store.connection.errors import AttemptSupersededError, DriverLogUna
 from tracker_store.schema.states import AttemptFailure, AttemptState, BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
     from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from tests.integration.orchestration.target_database import Target
     from tests.support.spark.batch_rig import System
 
 pytestmark = pytest.mark.spark
@@ -43,7 +45,13 @@ class Killed(BaseException):
 class Outputs:
     """A pipeline `words` with outputs that count their calls, and do first what `before` says of them."""
 
-    def __init__(self, system: System, *names: str, **settings: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        system: System,
+        *names: str,
+        sinks: Mapping[str, PostgresSink] | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
         self.system = system
         self.calls: list[str] = []
         self.before: dict[str, Callable[[DataFrame], DataFrame | None]] = {}
@@ -51,7 +59,8 @@ class Outputs:
         self.pipeline = Pipeline("words", interval="1h", **settings)
         lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
         for name in names:
-            self.pipeline.output(inputs=[lines], sink=ParquetSink(self.path(name)), name=name)(self._function(name))
+            sink = (sinks or {}).get(name) or ParquetSink(self.path(name))
+            self.pipeline.output(inputs=[lines], sink=sink, name=name)(self._function(name))
         apply(system.connection, [self.pipeline])
 
     def path(self, name: str) -> Path:
@@ -163,6 +172,35 @@ def test_m02_the_second_of_two_outputs_is_committed_where_the_first_fails(system
     assert [tuple(row) for row in failures] == [
         (attempt, "counts", "FAILED", "ValueError: no number: 'x'") for attempt in (1, 2)
     ]
+
+
+def test_outputs_whose_target_is_unavailable_hold_up_no_other_and_are_not_each_tried(
+    system: System, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = {"records": "TARGET_URL", "items": "TARGET_URL", "secret": "OTHER_URL"}
+    sinks = {name: PostgresSink(EnvVar(url), name) for name, url in urls.items()}
+    outputs = Outputs(system, *sinks, "files", sinks=sinks)
+    system.receive(["a"])
+    time = system.allocate(1)
+    monkeypatch.delenv("OTHER_URL", raising=False)
+    with held_port() as port:
+        monkeypatch.setenv("TARGET_URL", f"postgresql://u@127.0.0.1:{port}/d")
+        with pytest.raises(OutputsFailedError):
+            outputs.run(time, 1)
+    assert (system.state(time), outputs.attempts(time)) == ((BatchState.BLOCKED, 1), [AttemptState.BLOCKED])
+    reason = outputs.reason(time).partition("\n")[0]
+    assert reason.startswith("2 of 4 outputs failed: records: output 'records' of pipeline 'words': no connection")
+    assert "; secret: output 'secret' of pipeline 'words': " in reason
+    assert reason.endswith("; not run: items")
+    assert (outputs.commits(time), outputs.published("files")) == ({"files": 1}, ["a"])
+    before = outputs.files("files")
+    for url in ("TARGET_URL", "OTHER_URL"):
+        monkeypatch.setenv(url, target.url)
+    outputs.run(time, 2)
+    assert outputs.calls == ["files 1", "records 2", "items 2", "secret 2"]
+    assert outputs.attempts(time) == [AttemptState.BLOCKED, AttemptState.SUCCEEDED]
+    assert outputs.files("files") == before
+    assert [target.rows(f"SELECT value FROM {name}") for name in sinks] == [[("a",)]] * 3  # noqa: S608  names here
 
 
 def test_a_failure_in_a_spark_task_is_one_outputs_too(system: System) -> None:

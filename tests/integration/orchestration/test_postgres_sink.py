@@ -86,8 +86,9 @@ def test_a_target_that_is_away_is_told_from_one_that_refuses_the_login(
     written = PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(2))
     assert (written.rows, target.counts()) == (1, [("a", 1)])
     monkeypatch.setenv("TARGET_URL", "postgresql://me@127.0.0.1:1/nowhere")
-    with pytest.raises(TargetUnavailableError, match=r"output 'counts'.*no connection to the target.*refused"):
+    with pytest.raises(TargetUnavailableError, match=r"output 'counts'.*no connection to the target.*refused") as away:
         cut.write(words(("a", 1)), attempt(3))
+    assert away.value.unreachable == ("postgres", "env:TARGET_URL")
     nowhere = sa.make_url(target.url).set(database="nowhere")
     monkeypatch.setenv("TARGET_URL", nowhere.render_as_string(hide_password=False))
     with pytest.raises(SinkError, match=r"no connection.*database .nowhere. does not exist") as refused:
@@ -95,8 +96,10 @@ def test_a_target_that_is_away_is_told_from_one_that_refuses_the_login(
     assert not isinstance(refused.value, TargetUnavailableError)
     # What no row and no code is to blame for waits, and uses up no attempt.
     monkeypatch.delenv("TARGET_URL")
-    with pytest.raises(TargetUnavailableError, match=r"^output 'counts' of pipeline '\w+': the.*TARGET_URL is not set"):
+    missing = r"^output 'counts' of pipeline '\w+': the.*TARGET_URL is not set"
+    with pytest.raises(TargetUnavailableError, match=missing) as away:
         cut.write(words(("a", 1)), attempt(5))
+    assert away.value.unreachable == (), "another output may have its secret"
 
 
 def test_old_commits_are_forgotten_and_the_attempts_that_they_would_refuse_stay_refused(target: Target) -> None:

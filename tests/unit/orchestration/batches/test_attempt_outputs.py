@@ -16,8 +16,10 @@ from orchestration.batches.attempt_outputs import (
     OutputsFailedError,
     running_outputs,
 )
+from orchestration.batches.unavailable_store import BLOCK_STORE
+from orchestration.declarations.sink import TargetUnavailableError
 from orchestration.spark.output_threads import OutputThreads, Result
-from receiver_runtime.block_store.frames.errors import StoreUnavailableError
+from receiver_runtime.block_store.frames.errors import BlockKeyError, StoreUnavailableError
 from tests.support.polling import eventually
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError
 from tracker_store.schema.states import AttemptFailure
@@ -55,7 +57,7 @@ class Attempt:
     """An attempt whose outputs do what `does` says; it notes what was run and reported."""
 
     does: dict[str, Callable[[], object]]
-    without_blocks: tuple[str, ...] = ()
+    needs: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     threads: InThreads = field(default_factory=InThreads)
     ran: list[str] = field(default_factory=list)
     committed: list[str] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Attempt:
         outputs = AttemptOutputs(
             outputs=[cast("Output", Named(name)) for name in self.does],
             run=self._run,
-            reads_blocks=lambda output: output.name not in self.without_blocks,
+            needs=self._needs,
             judge=self._judge,
             on_committed=lambda result: self.committed.append(result.output),
             on_failed=self._note,
@@ -76,6 +78,9 @@ class Attempt:
         self.ran.append(output.name)
         self.does[output.name]()
         return OutputResult(output.name, 1, "/out", 7)
+
+    def _needs(self, output: Output) -> tuple[tuple[str, ...], ...]:
+        return self.needs.get(output.name, (BLOCK_STORE,))
 
     def _judge(self, error: BaseException) -> Failure:
         return failure_of(error, lambda: None)
@@ -164,13 +169,41 @@ def test_an_output_that_kills_its_python_workers_holds_up_no_other() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_without_the_block_store_only_outputs_that_read_no_blocks_are_tried(at_once: int) -> None:
-    attempt = Attempt({"a": raising(AWAY), "b": raising(AWAY), "c": fine, "d": fine}, without_blocks=("d",))
+    attempt = Attempt({"a": raising(AWAY), "b": raising(AWAY), "c": fine, "d": fine}, needs={"d": ()})
     with pytest.raises(OutputsFailedError) as raised:
         attempt.run(at_once)
     assert sorted(attempt.ran) == [*"ab"[:at_once], "d"]
     assert attempt.committed == ["d"]
     assert "c" in str(raised.value).partition("not run: ")[2]
     assert raised.value.failure.kind is AttemptFailure.BLOCKED
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_without_a_target_only_outputs_that_need_the_same_one_are_not_tried(at_once: int) -> None:
+    database = ("postgres", "env:TARGET_URL")
+    away = TargetUnavailableError("no connection to the target", unreachable=database)
+    places = {"a": (*database, "a"), "b": ("postgres", "env:TARGET"), "c": (*database, "c"), "d": ("directory", "/d")}
+    attempt: Attempt
+
+    def until_a_has_failed() -> None:
+        eventually(lambda: attempt.failed == ["a"], "a fails")
+
+    attempt = Attempt(
+        {"a": raising(away), "b": until_a_has_failed, "c": fine, "d": fine},
+        needs={name: (BLOCK_STORE, place) for name, place in places.items()},
+    )
+    with pytest.raises(OutputsFailedError, match=r"1 of 4 outputs failed: a: no .* target; not run: c$") as raised:
+        attempt.run(at_once)
+    assert sorted(attempt.committed) == ["b", "d"]
+    assert raised.value.failure.kind is AttemptFailure.BLOCKED
+
+
+@pytest.mark.parametrize("error", [TargetUnavailableError("TARGET_URL is not set"), BlockKeyError("00aa", "no key")])
+def test_what_one_output_lacks_holds_up_no_other(error: Exception) -> None:
+    attempt = Attempt({"a": raising(error), "b": fine})
+    with pytest.raises(OutputsFailedError) as raised:
+        attempt.run()
+    assert (attempt.committed, raised.value.failure.kind) == (["b"], AttemptFailure.BLOCKED)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +250,7 @@ def test_an_interrupt_ends_it_at_once(at_once: int) -> None:
     outputs = AttemptOutputs(
         outputs=[cast("Output", Named(name)) for name in attempt.does],
         run=attempt._run,
-        reads_blocks=lambda _: True,
+        needs=lambda _: [],
         judge=attempt._judge,
         on_committed=interrupted,
         on_failed=attempt._note,
@@ -256,7 +289,7 @@ def test_results_are_reported_by_the_calling_thread_while_others_still_run() -> 
     outputs = AttemptOutputs(
         outputs=[cast("Output", Named(name)) for name in attempt.does],
         run=attempt._run,
-        reads_blocks=lambda _: True,
+        needs=lambda _: [],
         judge=attempt._judge,
         on_committed=note,
         on_failed=attempt._note,
@@ -315,7 +348,7 @@ def test_an_interrupted_attempt_does_not_wait_long_for_a_users_function(monkeypa
     outputs = AttemptOutputs(
         outputs=[cast("Output", Named(name)) for name in attempt.does],
         run=attempt._run,
-        reads_blocks=lambda _: True,
+        needs=lambda _: [],
         judge=attempt._judge,
         on_committed=cast("Any", None),
         on_failed=interrupted,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from orchestration.batches.unavailable_store import unavailable_store
+from orchestration.batches.unavailable_store import BLOCK_STORE, Unavailable, unavailable_store
 from orchestration.declarations.sink import TargetUnavailableError
 from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
@@ -36,14 +38,17 @@ def caused_by(cause: Exception) -> Exception:
 
 @pytest.mark.parametrize("error", [AWAY, caused_by(AWAY), SparkError(TEXT), caused_by(SparkError(TEXT))])
 def test_unavailable_store_is_recognized_and_its_message_returned(error: Exception) -> None:
-    assert unavailable_store(error) == str(AWAY)
+    assert unavailable_store(error) == Unavailable(str(AWAY), BLOCK_STORE)
 
 
 def test_an_unavailable_target_is_recognized_as_well() -> None:
     away = TargetUnavailableError("words.counts: no connection to the target: refused")
     in_a_task = SparkError(TEXT.replace(f"StoreUnavailableError: {AWAY}", f"TargetUnavailableError: {away}"))
     for error in (away, caused_by(away), in_a_task):
-        assert unavailable_store(error) == str(away)
+        assert unavailable_store(error) == Unavailable(str(away))
+    database = TargetUnavailableError("words.counts: refused", unreachable=("postgres", "env:TARGET_URL"))
+    found = Unavailable("words.counts: refused", ("postgres", "env:TARGET_URL"))
+    assert unavailable_store(caused_by(pickle.loads(pickle.dumps(database)))) == found  # noqa: S301  made here
 
 
 NO_KEY = BlockKeyError("00aa", "the block at /blocks/1, offset 0, is encrypted with the key 00aa, which …: name it")
@@ -54,7 +59,7 @@ NO_KEY = BlockKeyError("00aa", "the block at /blocks/1, offset 0, is encrypted w
     [NO_KEY, caused_by(NO_KEY), SparkError(TEXT.replace(f"StoreUnavailableError: {AWAY}", f"BlockKeyError: {NO_KEY}"))],
 )
 def test_a_missing_key_is_recognized_as_well(error: Exception) -> None:
-    assert unavailable_store(error) == str(NO_KEY)
+    assert unavailable_store(error) == Unavailable(str(NO_KEY))
 
 
 @pytest.mark.parametrize(
