@@ -16,6 +16,7 @@ from orchestration.declarations.sink import (
     SinkError,
     Step,
     TargetCheck,
+    TargetMissingError,
     TargetUnavailableError,
     Written,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "SinkError",
     "Step",
     "TargetCheck",
+    "TargetMissingError",
     "TargetUnavailableError",
     "Written",
     "arrow_schema",

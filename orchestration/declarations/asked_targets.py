@@ -11,13 +11,16 @@ from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestration.block_checks.bounded_scans import BoundedScans, answer, has_answer
-from orchestration.declarations.sink import TargetCheck, TargetUnavailableError
+from orchestration.declarations.sink import TargetCheck, TargetMissingError, TargetUnavailableError
+from tracker_store.batches.batches import unfinished_batches
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
+    from datetime import datetime
 
     import sqlalchemy as sa
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _SECONDS = 12.0
 # Many outputs may have one server, whose connections are few.
 _AT_ONCE = 4
+_MOST_BATCHES = 100  # more than a pipeline runs at the same time
 STOPPED = "Do it while the pipeline is stopped."
 
 Found = TypeVar("Found")
@@ -37,8 +41,8 @@ class TargetAnswers:
     """Say in a sentence each what targets answer about outputs.
 
     refused: outputs that their target refuses. unasked: outputs whose target could not be asked who writes to it.
-    steps: what must be changed in a target because the sink is another. unlooked: outputs whose target can't be looked
-    at just now, and may need such a step.
+    steps: what must be changed in a target because the sink is another. unlooked: outputs whose target may need such a
+    step, and can't be looked at just now, or does not exist while a batch runs that may create it.
     """
 
     refused: tuple[str, ...] = ()
@@ -54,13 +58,17 @@ def ask_targets(
 
     `seconds`: for all of them together.
     """
-    before = {row.name: PipelineDeclaration.of(row.declaration).outputs for row in list_pipelines(connection)}
+    rows = {row.name: row for row in list_pipelines(connection)}
+    before = {name: PipelineDeclaration.of(row.declaration).outputs for name, row in rows.items()}
     outputs = {
         output: was
         for pipeline in pipelines
         for output in pipeline.outputs.values()
         if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
     }
+    changed = {one.pipeline.name for one, was in outputs.items() if was is not None}
+    # Read before any target is looked at: a batch that ends between the two has created its target.
+    running = {name: _running_batches(connection, rows[name].pipeline_id) for name in changed}
     scans = BoundedScans(seconds)
     places = BoundedSemaphore(_AT_ONCE)
 
@@ -68,7 +76,11 @@ def ask_targets(
         return scans.start(_name(output), partial(_look, ask, places, seconds), needs=needs)
 
     # First: most sinks answer this without a look at their target.
-    steps = {one: start(one, partial(_step, one, was.sink)) for one, was in outputs.items() if was is not None}
+    steps = {
+        one: start(one, partial(_step, one, was.sink, is_running=any(map(was.is_due, running[one.pipeline.name]))))
+        for one, was in outputs.items()
+        if was is not None
+    }
     writers = {one: start(one, partial(_writer, one), steps.get(one)) for one in outputs}
     missed = {one.part: one.reason for one in scans.unreachable()}
     away = {_name(one): missed[_name(one)] for one, look in steps.items() if not has_answer(look)}
@@ -100,9 +112,21 @@ def _look(ask: Callable[[], Found], places: BoundedSemaphore, seconds: float) ->
         places.release()
 
 
-def _step(output: Output, was: Mapping[str, Any]) -> str | TargetUnavailableError | None:
+def _running_batches(connection: sa.Connection, pipeline_id: int) -> list[datetime]:
+    """Return the times of the batches that an earlier version may run: their attempt has begun, or was launched."""
+    return [
+        row.batch_time
+        for row in unfinished_batches(connection, pipeline_id, limit=_MOST_BATCHES)
+        if row.state is BatchState.RUNNING or row.launch_attempt == row.attempt + 1
+    ]
+
+
+def _step(output: Output, was: Mapping[str, Any], *, is_running: bool) -> str | TargetUnavailableError | None:
+    """Return what `step_after` says; `is_running`: a batch of the declaration before may create a missing target."""
     try:
         return output.sink.step_after(was)
+    except TargetMissingError as error:
+        return error if is_running else None
     except TargetUnavailableError as error:
         return error
 

@@ -31,13 +31,17 @@ class SinkError(Exception):
 class TargetUnavailableError(SinkError):
     """This sink's target takes no result now: it can't be reached, lacks a secret or package, or is another output's.
 
-    The batch is BLOCKED until it does, and its other outputs run. `unreachable`: the beginning of the key of each `Place`
+    The batch is BLOCKED until it does; its other outputs run. `unreachable`: the beginning of the key of each `Place`
     that can't be reached either, as those in one database; outputs there are not tried in the same attempt.
     """
 
     def __init__(self, message: str, *, unreachable: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.unreachable = unreachable
+
+
+class TargetMissingError(TargetUnavailableError):
+    """This sink's target does not exist yet. A batch that runs may still create it as it was declared before."""
 
 
 class AttemptOutdatedError(SinkError):
@@ -221,7 +225,9 @@ class Sink(ABC):
         """Return what the owner must change in the target because the declaration was `before`; None: nothing.
 
         It may look at the target: callers wait 12 s for all targets together. Raises TargetUnavailableError if that
-        can't be reached just now, which is tried again. A change that needs a step waits for `forebay apply`.
+        can't be reached just now, and TargetMissingError if it does not exist, and would need a step if a batch of the
+        declaration before created it; both are tried again, the second only while there is such a batch. A change that
+        needs a step waits for `forebay apply`.
         """
         return None
 

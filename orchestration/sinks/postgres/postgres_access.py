@@ -9,15 +9,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
+from orchestration.declarations.sink import SinkError, TargetCheck, TargetMissingError, TargetUnavailableError
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
 from orchestration.sinks.postgres.postgres_commits import Commits
-from orchestration.sinks.postgres.postgres_row_errors import MADE_BY_MERGE
 from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements
 from orchestration.sinks.postgres.postgres_totals import Totals
+from orchestration.sinks.postgres.postgres_unique_indexes import UniqueIndex, unique_indexes
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -45,13 +45,14 @@ _BEFORE_ROW, _AT_DELETE = 1 | 2, 8
 class Access:
     """List in sentences what is in an output's way: rights that the login lacks, what the table has, what may come.
 
-    `forbidden`: what refuses rows of later batches, and no batch as a whole.
+    `forbidden`: what refuses rows of later batches, and no batch as a whole. `is_missing`: there is no table.
     """
 
     missing_rights: list[str]
     misfits: list[str]
     warnings: list[str]
     forbidden: list[str] = field(default_factory=list)
+    is_missing: bool = False
 
 
 def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> TargetCheck:
@@ -78,14 +79,16 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
 def needed_change(sink: Mapping[str, Any], before: Mapping[str, Any] | None) -> str | None:
     """Return what must be changed in the table because of the output's new mode, key or table; None: nothing.
 
-    `before`: the sink before, if it had the table. Raises TargetUnavailableError if the target can't be reached now.
+    `before`: the sink before, if it had the table. Raises TargetUnavailableError if the target can't be reached now,
+    and TargetMissingError if there is no table, and a batch of the sink before may make one that needs a change.
     """
     import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
+    may_need = [] if before is None else _may_need(before["key"], sink["mode"], sink["key"])
     try:
         found = access(sink, before=before)
     except (SecretError, TargetError, TargetUnavailableError, psycopg2.Error) as error:
-        if before is None or not (may_need := _may_need(before["key"], sink["mode"], sink["key"])):
+        if not may_need:
             return None
         said = f"the table {sink['table']}: {', and '.join(may_need)}. It can't be looked at: {_first_line(error)}"
         if isinstance(error, SecretError | TargetError):
@@ -95,6 +98,11 @@ def needed_change(sink: Mapping[str, Any], before: Mapping[str, Any] | None) -> 
     is_kept = not needs and sink.get("on_bad_rows") == "dead_letter"
     effect = "rows are refused" if is_kept else "its batches fail"
     needs += found.forbidden
+    if may_need and found.is_missing and not needs:
+        raise TargetMissingError(
+            f"a batch that runs may still create the table {sink['table']} as it was declared before: "
+            f"{', and '.join(may_need)}"
+        )
     return f"{effect} until this is changed: {'; '.join(needs)}" if needs else None
 
 
@@ -173,7 +181,7 @@ def access(
             if columns is not None and not there:
                 types = {column.name: column.type for column in columns} | {BATCH_TIME: "timestamp with time zone"}
             misfits += Totals(**sink["totals"]).misfits(cursor, schema, table, types)
-        unique = _unique_indexes(cursor, schema, table)
+        unique = unique_indexes(cursor, schema, table)
         referring = _referring(cursor, schema, table, _FORBIDS)
     if columns is not None and there:
         try:
@@ -192,11 +200,11 @@ def access(
     warnings += [
         f"the foreign key {name} has {fails} fail that deletes a row to which one refers" for name in referring
     ]
-    return Access(lacking, misfits, warnings, forbidden)
+    return Access(lacking, misfits, warnings, forbidden, is_missing=not there)
 
 
 def _constraints(
-    sink: Mapping[str, Any], unique: Sequence[_UniqueIndex], key_before: Sequence[str]
+    sink: Mapping[str, Any], unique: Sequence[UniqueIndex], key_before: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return what a table's unique indexes forbid to the sink's mode and key, and what they may forbid."""
     table, mode, key = sink["table"], sink["mode"], {*sink["key"]}
@@ -216,21 +224,6 @@ def _constraints(
         elif mode == "append" and not index.is_filled:
             warnings.append(f"{said}: mode='append' refuses the later one")
     return forbidden, warnings
-
-
-@dataclass(frozen=True, slots=True)
-class _UniqueIndex:
-    """Describe a unique index: `is_filled`: the table fills a column itself; `is_of_merge`: a merging sink made it.
-
-    `drop`: how to drop it, and what is left of a primary key that a merging sink made: NOT NULL. Where a partition has
-    it from the table above, that table's is dropped; foreign keys that refer to it go first.
-    """
-
-    name: str
-    columns: list[str]
-    is_filled: bool
-    is_of_merge: bool
-    drop: str
 
 
 def unmergeable(
@@ -253,7 +246,7 @@ def unmergeable(
     if missing:
         lacking = f"the table {target} has no column {', '.join(missing)}, which is in the key of mode='merge'"
         return [f"{lacking}: add it, and a unique constraint on ({names})"]
-    if set(key) in [set(index.columns) for index in _unique_indexes(cursor, schema, table)]:
+    if set(key) in [set(index.columns) for index in unique_indexes(cursor, schema, table)]:
         return []
     cursor.execute(
         "SELECT format('ALTER TABLE %%I.%%I ADD UNIQUE (%%s)', %(schema)s, %(table)s, "
@@ -272,38 +265,6 @@ def unmergeable(
         return [f"{lacking}, and can have none: it is partitioned by other columns. Give the output another table"]
     first = "if several rows have one key, first delete all but the newest of them (docs/how-to/outputs.md)"
     return [f"{lacking}, which merging needs: {statement}; {first}"]
-
-
-def _unique_indexes(cursor: Any, schema: str, table: str) -> list[_UniqueIndex]:  # noqa: ANN401
-    """Return the table's unique indexes of columns, without those that are DEFERRABLE or of a part. Locks: none."""
-    cursor.execute(
-        "SELECT i.relname::text, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = x.indrelid "
-        "AND a.attnum = ANY (k.keys) ORDER BY a.attnum), EXISTS (SELECT FROM pg_attribute a WHERE "
-        "a.attrelid = x.indrelid AND a.attnum = ANY (k.keys) AND (a.atthasdef OR a.attidentity <> '')), "
-        "coalesce(o.is_of_merge, false), "
-        "coalesce('first drop what refers to it, the foreign keys ' || (SELECT string_agg(format('%%s of %%s', "
-        "f.conname, f.conrelid::regclass), ', ' ORDER BY 1) FROM pg_constraint f WHERE f.conindid = top.oid "
-        "AND f.contype = 'f' AND f.conparentid = 0) || '; then ', '') || "
-        "CASE WHEN o.oid IS NULL THEN format('DROP INDEX %%I.%%I', tn.nspname, ti.relname) "
-        "ELSE format('ALTER TABLE %%I.%%I DROP CONSTRAINT %%I', tn.nspname, t.relname, o.conname) "
-        "|| CASE WHEN o.is_of_merge THEN (SELECT string_agg(format(', ALTER %%I DROP NOT NULL', a.attname), '') "
-        "FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.keys)) ELSE '' END END "
-        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "JOIN pg_index x ON x.indrelid = c.oid AND x.indisunique AND x.indimmediate AND x.indisvalid "
-        "AND x.indpred IS NULL AND x.indexprs IS NULL JOIN pg_class i ON i.oid = x.indexrelid "
-        "CROSS JOIN LATERAL (SELECT (x.indkey::int2[])[0:x.indnkeyatts - 1] AS keys) AS k "
-        # The index of the topmost table, from which a partition has its own.
-        "CROSS JOIN LATERAL (SELECT coalesce(pg_partition_root(i.oid), i.oid) AS oid) AS top "
-        "JOIN pg_class ti ON ti.oid = top.oid JOIN pg_index tx ON tx.indexrelid = top.oid "
-        "JOIN pg_class t ON t.oid = tx.indrelid JOIN pg_namespace tn ON tn.oid = t.relnamespace "
-        # Foreign keys that refer to it name it as their index too.
-        "LEFT JOIN LATERAL (SELECT o.oid, o.conname, coalesce(obj_description(o.oid, 'pg_constraint') = %(merge)s, "
-        "false) AS is_of_merge FROM pg_constraint o WHERE o.conindid = top.oid AND o.contype IN ('p', 'u')) AS o "
-        "ON true "
-        "WHERE n.nspname = %(schema)s AND c.relname = %(table)s ORDER BY 1",
-        {"schema": schema, "table": table, "merge": MADE_BY_MERGE},
-    )
-    return [_UniqueIndex(*row) for row in cursor.fetchall()]
 
 
 def _referring(cursor: Any, schema: str, table: str, kinds: str) -> list[str]:  # noqa: ANN401

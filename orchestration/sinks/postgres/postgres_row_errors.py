@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.postgres.postgres_statements import quoted
+from orchestration.sinks.postgres.postgres_unique_indexes import unique_indexes
 from orchestration.sinks.refused_rows import MOST_REFUSED, RefusedRow, cut, row_as_json, shown
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from orchestration.sinks.postgres.postgres_statements import Piece, Statements
     from orchestration.sinks.refused_rows import RefusedRows
 
-#: Comment on the primary key of a table that the sink made.
-MADE_BY_MERGE = "made by Forebay for mode='merge'"
 #: Classes of SQLSTATE that say nothing about a row: connections, transactions, locks, resources, faults of the server;
 #: and a sequence that has come to its end.
 OF_NO_ROW = re.compile("08|25|2D|3B|40|53|55P03|57|58|72|2200H|XX00[12]")
@@ -46,13 +45,12 @@ TREE = "SELECT to_regclass(%(table)s)::oid UNION SELECT relid::oid FROM pg_parti
 # A constraint, or else an index, of which no columns are named if it has expressions.
 _CONSTRAINT = """
 SELECT ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = found.relid AND a.attnum = ANY (found.keys)
-ORDER BY array_position(found.keys, a.attnum)), found.refers IN ({tree}), coalesce(found.said = %(merge)s, false)
+ORDER BY array_position(found.keys, a.attnum)), found.refers IN ({tree})
 FROM (
-    SELECT conrelid AS relid, conkey AS keys, confrelid AS refers, obj_description(oid, 'pg_constraint') AS said,
-        1 AS rank
+    SELECT conrelid AS relid, conkey AS keys, confrelid AS refers, 1 AS rank
     FROM pg_constraint WHERE conname = %(name)s AND conrelid = to_regclass(%(of)s)
     UNION ALL
-    SELECT indrelid, CASE WHEN 0 = ANY (indkey::int2[]) THEN '{{}}' ELSE indkey::int2[] END, 0::oid, NULL, 2
+    SELECT indrelid, CASE WHEN 0 = ANY (indkey::int2[]) THEN '{{}}' ELSE indkey::int2[] END, 0::oid, 2
     FROM pg_index WHERE indexrelid = to_regclass(%(index)s)
 ) AS found ORDER BY rank LIMIT 1
 """
@@ -65,11 +63,14 @@ def is_of_a_row(error: Any) -> bool:  # noqa: ANN401  psycopg2 has no types
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Hold what the catalog says of a constraint or a unique index; of none that is known, nothing."""
+    """Hold what the catalog says of a constraint or a unique index; of none that is known, nothing.
+
+    `drop`: how to drop it, if a merging sink made it.
+    """
 
     columns: tuple[str, ...] = ()
     refers_to_its_table: bool = False
-    is_of_merge: bool = False
+    drop: str = ""
 
 
 class RowErrors:
@@ -160,11 +161,8 @@ class RowErrors:
         is_the_row = error.pgcode == _NOT_NULL or (error.pgcode == _CHECK and error.diag.constraint_name)
         if detail and not is_the_row:
             said += f" ({cut(detail)})"
-        if constraint.is_of_merge:
-            said += (
-                f" (go back to mode='merge', which made it, or: ALTER TABLE {self._statements.target} DROP CONSTRAINT "
-                f"{error.diag.constraint_name})"
-            )
+        if constraint.drop:
+            said += f" (go back to mode='merge', which made it, or: {constraint.drop})"
         return _reason(row, [name for name in constraint.columns or [error.diag.column_name] if name in row], said)
 
     def constraint(self, error: Any) -> Constraint:  # noqa: ANN401
@@ -175,10 +173,11 @@ class RowErrors:
         key = (diag.schema_name, diag.table_name, diag.constraint_name)
         if key not in self._constraints:
             index = quoted(key[0], key[2])
-            values = {"of": quoted(*key[:2]), "name": key[2], "index": index, "merge": MADE_BY_MERGE}
+            values = {"of": quoted(*key[:2]), "name": key[2], "index": index}
             self._cursor.execute(self._statements.sql(_CONSTRAINT, values, tree=self._tree))
-            found = self._cursor.fetchone()
-            self._constraints[key] = Constraint() if found is None else Constraint(tuple(found[0]), *found[1:])
+            columns, refers_to_its_table = self._cursor.fetchone() or ((), False)
+            drops = {one.name: one.drop for one in unique_indexes(self._cursor, *key[:2]) if one.is_of_merge}
+            self._constraints[key] = Constraint(tuple(columns), refers_to_its_table, drops.get(key[2], ""))
         return self._constraints[key]
 
 

@@ -12,8 +12,9 @@ from orchestration.declarations.sink import OutputAttempt, SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, columns_of
 from orchestration.sinks.postgres.postgres_insertion import Insertion
-from orchestration.sinks.postgres.postgres_row_errors import MADE_BY_MERGE, RowErrors
+from orchestration.sinks.postgres.postgres_row_errors import RowErrors
 from orchestration.sinks.postgres.postgres_statements import Piece, Statements, names_of, quoted
+from orchestration.sinks.postgres.postgres_unique_indexes import MADE_BY_MERGE
 from orchestration.sinks.refused_rows import MOST_REFUSED
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Never
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
@@ -17,16 +18,16 @@ from forebay.cli.terminal.failures import CommandError
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference
 from orchestration.declarations.asked_targets import STOPPED, TargetAnswers, ask_targets
-from orchestration.declarations.sink import Sink, TargetCheck, TargetUnavailableError
+from orchestration.declarations.sink import Sink, TargetCheck, TargetMissingError, TargetUnavailableError
 from orchestration.sinks.postgres.postgres import PostgresSink
 from receiver_runtime.sources.fields.secret import EnvVar
 from tests.support.machine.held_ports import held_port
+from tracker_store.batches.pipelines import list_pipelines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    import sqlalchemy as sa
     from typer.testing import Result
 
     Invoke = Callable[[list[str], Pipeline], Result]
@@ -111,6 +112,37 @@ def test_steps_are_asked_for_within_the_same_bound_and_only_of_sinks_that_change
     assert asked.unlooked[-1] == "output 'o2' of pipeline 'words': t: if it has a key, drop that."
     assert [said.endswith("no answer within 1.0 s.") for said in asked.unlooked] == [True] * 3 + [False]
     assert (asked.refused, asked.unasked) == ((), ())
+
+
+def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_create_it(connection: sa.Connection) -> None:
+    class MissingSink(AskedSink):
+        def step_after(self, before: Mapping[str, Any]) -> str | None:
+            raise TargetMissingError("a batch may create it")
+
+    sink = MissingSink(lambda: None)
+    apply(connection, [declared(counts=sink)])
+    sink.rows = 1
+    [row] = list_pipelines(connection)
+    new = {"p": row.pipeline_id, "t": row.last_batch_time + row.interval}
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
+            "VALUES (:p, :t, :t, 'ALLOCATED', 0, 0, 0)"
+        ),
+        new,
+    )
+
+    def unlooked(assignments: str) -> tuple[str, ...]:
+        connection.execute(sa.text(f"UPDATE forebay.batches SET {assignments}"))
+        asked = ask_targets(connection, [declared(counts=sink)])
+        assert (asked.steps, asked.refused) == ({}, ())
+        return asked.unlooked
+
+    assert unlooked("attempt = 0") == (), "it was not launched, and the version of this change runs it"
+    said = ("output 'counts' of pipeline 'words': a batch may create it.",)
+    assert unlooked("launch_attempt = 1, launched_at = now(), launched_by = 'sensor'") == said
+    assert unlooked("state = 'RUNNING', attempt = 1") == said
+    assert unlooked("state = 'FAILED'") == (), "between two attempts"
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_outputs_whose_target_is_unavailable_hold_up_no_other_and_are_not_each_t
     assert outputs.calls == ["files 1", "records 2", "items 2", "secret 2"]
     assert outputs.attempts(time) == [AttemptState.BLOCKED, AttemptState.SUCCEEDED]
     assert outputs.files("files") == before
-    assert [target.rows(f"SELECT value FROM {name}") for name in sinks] == [[("a",)]] * 3  # noqa: S608  names here
+    assert [target.rows(f"SELECT value FROM {name}") for name in sinks] == [[("a",)]] * 3
 
 
 def test_a_failure_in_a_spark_task_is_one_outputs_too(system: System) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from forebay import EnvVar, ParquetSink, PostgresSink
-from orchestration.declarations.sink import SinkError, TargetUnavailableError
+from orchestration.declarations.sink import SinkError, TargetMissingError, TargetUnavailableError
 from orchestration.sinks.postgres.postgres_access import Access, access, unsupported
 from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
@@ -195,7 +195,7 @@ def test_the_check_before_a_batch_names_each_right_that_is_missing_and_what_the_
 
 def test_the_check_refuses_append_on_a_table_that_merge_made_and_warns_of_constraints_of_others(target: Target) -> None:
     merge = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
-    assert access(merge.declaration()) == Access([], [], [])
+    assert access(merge.declaration()) == Access([], [], [], is_missing=True)
     merge.write(words(("a", 1)), attempt())
     assert access(merge.declaration()) == Access([], [], [])
     [warning] = access({**merge.declaration(), "mode": "overwrite", "key": []}).warnings
@@ -244,7 +244,6 @@ _PRIMARY_KEY = 'ALTER TABLE counts ADD CONSTRAINT "Theirs" PRIMARY KEY'
 @pytest.mark.parametrize(
     ("was", "now", "state", "needs"),
     [
-        ("word", "append", "", ""),
         (
             "append",
             "word",
@@ -273,7 +272,7 @@ def test_a_changed_mode_or_key_says_what_the_table_needs_and_no_more(
     """Write two batches after the statements that are named; `state`: SQL on the user's table, or what made it."""
     if state.startswith("made for "):
         _two_batches(state.removeprefix("made for "), 0)
-    elif state:
+    else:
         target.rows(f"{TABLE}; {state}")
     step = _changed(now).step_after(_changed(was).declaration())
     assert (step is not None, needs in (step or "")) == (needs != "", True), step
@@ -320,6 +319,16 @@ def test_a_step_that_postgres_would_refuse_is_not_named(
     step = _changed(now).step_after(_changed(was).declaration())
     assert step is not None
     assert said in step
+
+
+def test_a_table_that_does_not_exist_may_need_a_step_when_a_batch_creates_it(target: Target) -> None:
+    before = _changed("word").declaration()
+    for now, needs in (("append", "on (word), drop that"), ("n", "if it has none on (n), add that")):
+        with pytest.raises(TargetMissingError, match=rf"create the table public\.counts .*{re.escape(needs)}"):
+            _changed(now).step_after(before)
+    assert _changed("overwrite").step_after(before) is None
+    target.rows(TABLE)
+    assert _changed("append").step_after(before) is None
 
 
 def test_a_step_names_what_becomes_of_rows_and_not_what_was_lacking_before(target: Target) -> None:

@@ -48,7 +48,7 @@ def test_an_unavailable_target_is_recognized_as_well() -> None:
         assert unavailable_store(error) == Unavailable(str(away))
     database = TargetUnavailableError("words.counts: refused", unreachable=("postgres", "env:TARGET_URL"))
     found = Unavailable("words.counts: refused", ("postgres", "env:TARGET_URL"))
-    assert unavailable_store(caused_by(pickle.loads(pickle.dumps(database)))) == found  # noqa: S301  made here
+    assert unavailable_store(caused_by(pickle.loads(pickle.dumps(database)))) == found
 
 
 NO_KEY = BlockKeyError("00aa", "the block at /blocks/1, offset 0, is encrypted with the key 00aa, which …: name it")
