@@ -16,9 +16,9 @@ from forebay import ConsoleSink, Pipeline, Stream
 from forebay.cli.commands.up import CODE_SERVER, Services, _agrees, apply_at_start
 from forebay.cli.commands.validate import _compare
 from forebay.cli.main import app
-from forebay.cli.services import code_change, code_watch
-from forebay.cli.services.code_change import CodeAnswer, Outcome, Request, put_in_force
-from forebay.cli.services.code_watch import OTHER, CodeWatch
+from forebay.cli.checks import code_change, code_watch
+from forebay.cli.checks.code_change import CodeAnswer, Outcome, Request, put_in_force
+from forebay.cli.checks.code_watch import OTHER, CodeWatch
 from forebay.cli.services.supervisor_lock import take_lock
 from forebay.sources import SocketText
 from orchestration.declarations import compatibility
@@ -358,7 +358,7 @@ def test_nothing_is_in_force_that_the_driver_log_does_not_take(
         raise ConnectionError
 
     edit(project, ('interval="10s"', 'interval="5s"'))
-    monkeypatch.setattr("forebay.cli.services.code_change.apply", fails)
+    monkeypatch.setattr("forebay.cli.checks.code_change.apply", fails)
     with connect(engine) as connection, pytest.raises(ConnectionError):
         put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
     assert copies.in_force() == first
