@@ -1,6 +1,6 @@
 """Say which environment variables new and changed sources and sinks refer to, and this process does not have.
 
-`forebay up` gives its own environment to what it starts. It never reads a secret further.
+`forebay up` gives its own environment to the processes that it starts. No sentence has a secret.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def unset_variables(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
         unset = sorted(one for one in _variables(declaration) if not os.environ.get(one))
         if unset and known.get(name) != declaration:
             said.append(
-                f"{name} needs what the environment of `forebay up` has not: set {', '.join(unset)}, and start "
-                "`forebay up` again."
+                f"{name} refers to {', '.join(unset)}, which the environment of `forebay up` does not have: set it "
+                "there, and start `forebay up` again."
             )
     return said
 
