@@ -15,7 +15,7 @@ from orchestration.declarations.sink import TargetCheck, TargetMissingError, Tar
 from tracker_store.batches.batches import unfinished_batches
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.schema.declarations import PipelineDeclaration
-from tracker_store.schema.states import BatchState
+from tracker_store.schema.states import BatchState, PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +31,16 @@ _SECONDS = 12.0
 # Many outputs may have one server, whose connections are few.
 _AT_ONCE = 4
 _MOST_BATCHES = 100  # more than a pipeline runs at the same time
-STOPPED = "Do it while the pipeline is stopped."
+#: In which order a target is changed whose pipeline runs.
+ORDER = (
+    "In this order, because a batch in between would fail: `forebay stop --pipeline {0}`, that change, `forebay "
+    "apply`, `forebay start --pipeline {0}`."
+)
+#: What follows where batches fail already: a stop would send all that waits through the failing output.
+AT_ONCE = (
+    "Do it at once; batches that fail until then come out with `forebay batches replay {0} --quarantined "
+    "--failed-outputs-only`."
+)
 
 Found = TypeVar("Found")
 
@@ -42,13 +51,29 @@ class TargetAnswers:
 
     refused: outputs that their target refuses. unasked: outputs whose target could not be asked who writes to it.
     steps: what must be changed in a target because the sink is another. unlooked: outputs whose target may need such a
-    step, and can't be looked at just now, or does not exist while a batch runs that may create it.
+    step, and can't be looked at just now, or does not exist while a batch runs that may create it. stopped: names of
+    the pipelines that are STOPPED.
     """
 
     refused: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
     steps: Mapping[Output, str] = field(default_factory=dict)
     unlooked: tuple[str, ...] = ()
+    stopped: frozenset[str] = frozenset()
+
+    @property
+    def steps_in_order(self) -> list[str]:
+        """Return each step with the order in which it is taken."""
+        return [_in_order(output, step) for output, step in self.steps.items()]
+
+    @property
+    def held(self) -> list[str]:
+        """Return the steps, in the same words, without which batches of a running pipeline would fail."""
+        return [_in_order(one, step) for one, step in self.steps.items() if one.pipeline.name not in self.stopped]
+
+
+def _in_order(output: Output, step: str) -> str:
+    return f"{step} {ORDER.format(output.pipeline.name)}"
 
 
 def ask_targets(
@@ -98,8 +123,9 @@ def ask_targets(
     return TargetAnswers(
         tuple(refused),
         tuple(f"{name}: its target was not asked who writes to it: {why}." for name, why in unasked.items()),
-        {one: f"{_name(one)}: {step}. {STOPPED}" for one, step in found.items() if isinstance(step, str)},
+        {one: f"{_name(one)}: {step}." for one, step in found.items() if isinstance(step, str)},
         tuple(f"{name}: {why}." for name, why in away.items()),
+        frozenset(row.name for row in rows.values() if row.state is PipelineState.STOPPED),
     )
 
 

@@ -47,7 +47,8 @@ class StopProgress:
 def stop_pipelines(connection: sa.Connection, *, name: str | None = None) -> list[str]:
     """Request the stop of one pipeline, or of all and then of the system; returns their names.
 
-    Repeating it changes nothing. Locks: those pipelines' rows. Raises NotAppliedError for an unknown name.
+    Repeating it changes nothing. If every pipeline is removed, one of these holds the request. Locks: those pipelines'
+    rows. Raises NotAppliedError for an unknown name.
     """
     with named_failures():
         names = (
@@ -65,6 +66,16 @@ def stop_pipelines(connection: sa.Connection, *, name: str | None = None) -> lis
             .scalars()
             .all()
         )
+        if name is None and not names:
+            # Hold the request where no live row can. Locks: the row of the pipeline that was applied last.
+            connection.execute(
+                sa.text("""
+                    UPDATE forebay.pipelines
+                    SET ends_system = true, state_since = clock_timestamp()
+                    WHERE NOT ends_system AND removed_at IS NOT NULL
+                      AND id = (SELECT max(id) FROM forebay.pipelines)
+                """)
+            )
     return _known(connection, names, name)
 
 
@@ -73,12 +84,22 @@ def start_pipelines(
 ) -> list[str]:
     """Let pipelines run (no names: all); returns those that were not running.
 
-    With `lift_halts`, pipelines that a quarantined batch has halted go on too.
+    With `lift_halts`, pipelines that a quarantined batch has halted go on too. Any start takes back the request to end
+    the system.
 
     A pipeline that was STOPPED with nothing waiting goes on at the next batch time: no batches are made for the
     intervals in between. Locks: those pipelines' rows. Raises NotAppliedError for an unknown name.
     """
     with named_failures():
+        known = set(
+            connection.execute(sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL")).scalars()
+        )
+    for name in names or ():
+        _known(connection, [name] if name in known else [], name)
+    with named_failures():
+        if names is None or names:
+            # Take the request back also where a pipeline that stays stopped, or is removed, holds it. Locks: its row.
+            connection.execute(sa.text("UPDATE forebay.pipelines SET ends_system = false WHERE ends_system"))
         rows = connection.execute(
             sa.text("""
                 WITH before AS (
@@ -109,13 +130,7 @@ def start_pipelines(
             """),
             {"names": None if names is None else list(names), "lift": lift_halts},
         ).scalars()
-        started = sorted(rows)
-        known = set(
-            connection.execute(sa.text("SELECT name FROM forebay.pipelines WHERE removed_at IS NULL")).scalars()
-        )
-    for name in names or ():
-        _known(connection, [name] if name in known else [], name)
-    return started
+        return sorted(rows)
 
 
 def _known(connection: sa.Connection, names: Sequence[str], name: str | None) -> list[str]:
@@ -144,17 +159,15 @@ def any_stopping(connection: sa.Connection) -> bool:
 
 
 def all_ended(connection: sa.Connection, *, after_seconds: float = 0.0) -> bool:
-    """Return whether a stop of the system was requested and all is STOPPED for `after_seconds`. No locks."""
+    """Return whether a stop of the system was requested and all is STOPPED or removed for `after_seconds`. No locks."""
     with named_failures():
         ended: bool | None = connection.execute(
             sa.text("""
-                SELECT bool_and(
-                    ends_system
-                    AND state = 'STOPPED'
-                    AND state_since <= clock_timestamp() - make_interval(secs => :seconds)
+                SELECT bool_or(ends_system) AND bool_and(
+                    (removed_at IS NOT NULL OR ends_system AND state = 'STOPPED')
+                    AND greatest(state_since, removed_at) <= clock_timestamp() - make_interval(secs => :seconds)
                 )
                 FROM forebay.pipelines
-                WHERE removed_at IS NULL
             """),
             {"seconds": after_seconds},
         ).scalar_one()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.cli.checks.findings import Finding, Health
-from orchestration.declarations.asked_targets import STOPPED
+from orchestration.declarations.asked_targets import ORDER
 from orchestration.declarations.sink import SinkError
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ def check_sink(output: Output, schema: StructType | None, step: str) -> Finding:
         return Finding(
             name_of(output), Health.FAILED, found, "Look whether it is there, and is what the sink writes to."
         )
+    order = ORDER.format(output.pipeline.name)
     if step and (checked is None or checked.health != "failed"):
-        return Finding(name_of(output), Health.WARNING, step, "Then `forebay apply`.")
+        return Finding(name_of(output), Health.WARNING, step, order)
     if checked is None:
         return Finding(name_of(output), Health.OK, f"{output.sink.declaration().get('kind', '')}: not tried")
-    way_out = f"{checked.way_out} {STOPPED}" if step else checked.way_out
+    way_out = f"{checked.way_out} {order}" if step else checked.way_out
     return Finding(name_of(output), Health(checked.health), checked.found, way_out)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Stream
     from receiver_runtime.sources.source import Source
 
+#: The fields that say where a source listens.
+LISTENING = ("listen", "bind", "endpoints", "transports")
 _CONNECT_SECONDS = 3.0
 _PATTERN = re.compile(r"[*?\[]")
 _TCP_ENDPOINT = re.compile(r"tcp://(\[[^\]]+\]|[^:/;]+):(\d+)")

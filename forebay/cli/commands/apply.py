@@ -30,6 +30,8 @@ from tracker_store.connection.errors import sentence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestration.declarations.asked_targets import TargetAnswers
+
 
 def print_changes(console: Console, changes: Sequence[Change], *, asks: bool = False) -> None:
     """Print the difference, with one line per changed key, and sentences on senders who are refused from then on.
@@ -60,11 +62,10 @@ def print_changes(console: Console, changes: Sequence[Change], *, asks: bool = F
             )
 
 
-def held_targets(refused: Sequence[str]) -> str | None:
-    """Return what to do before an apply after which batches would fail, because targets refuse their outputs."""
-    if not refused:
-        return None
-    return f"{' '.join(refused)} Then apply again, and start what you stopped."
+def held_targets(targets: TargetAnswers) -> str | None:
+    """Return what to do before an apply after which batches would fail; None: nothing."""
+    last = ["Then apply again, and start what you stopped."] if targets.refused else []
+    return " ".join([*targets.refused, *last, *targets.held]) or None
 
 
 def shown_value(value: object) -> str:
@@ -121,9 +122,10 @@ def apply(
 ) -> None:
     """Write a module's streams and pipelines to the driver log, as versioned rows, and show what changes.
 
-    Refuses a change that would leave blocks that no pipeline reads, and asks before it stops one stream and begins
-    another, which may be the same one renamed, and before a new pipeline writes kept records where a removed one has
-    written them. Applying the same module again changes nothing.
+    Refuses a change that would leave blocks that no pipeline reads, and one that needs a step in a table while its
+    pipeline runs. Asks before it stops one stream and begins another, which may be the same one renamed, and before a
+    new pipeline writes kept records where a removed one has written them. Applying the same module again changes
+    nothing.
 
     For example:
 
@@ -148,9 +150,7 @@ def apply(
         # Before a write what to do first, after it what is left to do.
         effects = (left_to_a_person if dry_run else lost_here)(connection, name, pipelines, settings)
         targets = ask_targets(connection, pipelines)
-        unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(
-            targets.refused
-        )
+        unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(targets)
         if not (dry_run or unclear):
             changes = write(connection, pipelines)
     for line in targets.unasked:
@@ -161,7 +161,12 @@ def apply(
         raise typer.Exit(1)
     if not dry_run:
         copies.apply(version)
-    steps = [*targets.steps.values(), *targets.unlooked]
+    # Of pipelines that are stopped: those of others are a refusal.
+    steps = [
+        f"{step} Do it before `forebay start --pipeline {output.pipeline.name}`."
+        for output, step in targets.steps.items()
+    ]
+    steps += targets.unlooked
     if as_json:
         typer.echo(_as_json(changes, steps, effects, written=not dry_run))
         return

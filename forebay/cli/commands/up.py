@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from forebay.cli.checks.block_directory import check_roots
+from forebay.cli.checks.code_watch import OTHER, REMOVED, CodeWatch
 from forebay.cli.checks.problem_watch import ProblemWatch
 from forebay.cli.checks.process_watch import ProcessWatch
 from forebay.cli.commands.agent import DEFAULT_SLOTS, ROLES
@@ -49,7 +50,6 @@ from forebay.cli.instance.withheld import (
     only_of_outputs,
 )
 from forebay.cli.services.child import Child, ChildEvent, ChildEventKind, SupervisorError
-from forebay.cli.services.code_watch import CodeWatch
 from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
@@ -62,7 +62,7 @@ from orchestration.declarations.apply import (
     refuse,
     rename_hints,
 )
-from orchestration.declarations.asked_targets import ask_targets
+from orchestration.declarations.asked_targets import AT_ONCE, ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.pipeline import DeclarationError
@@ -155,13 +155,17 @@ def _running(declared: Mapping[str, Any]) -> list[_Running]:
     ]
 
 
-def _agrees(connection: sa.Connection, declared: Mapping[str, Any]) -> bool:
-    """Return whether the driver log has all that is declared, as it is declared."""
+def _disagreement(connection: sa.Connection, declared: Mapping[str, Any], version: str) -> str:
+    """Return what a person has done to the driver log that has not all that is declared; empty: it has all."""
     pipelines = {row.name: row.declaration for row in list_pipelines(connection)}
     streams = {row.name: row.declaration for row in list_streams(connection)}
-    return all(pipelines.get(name) == one for name, one in declared["pipelines"].items()) and all(
-        streams.get(name) == one for name, one in declared["streams"].items()
+    removed = sorted(declared["pipelines"].keys() - pipelines.keys())
+    is_other = any(one != declared["pipelines"].get(name, one) for name, one in pipelines.items()) or any(
+        # The streams of a removed pipeline may be removed too.
+        streams.get(name, one if removed else None) != one
+        for name, one in declared["streams"].items()
     )
+    return " ".join([*map(REMOVED.format, removed), *([OTHER.format(version)] if is_other else [])])
 
 
 def _all_left_behind(connection: sa.Connection) -> list[str]:
@@ -208,7 +212,8 @@ def apply_at_start(
         for line in absent_pipelines(connection, pipelines):
             tell(line)
         targets = ask_targets(connection, pipelines)
-        for line in (*targets.unasked, *targets.steps.values(), *targets.unlooked):
+        steps = [f"{step} {AT_ONCE.format(output.pipeline.name)}" for output, step in targets.steps.items()]
+        for line in (*targets.unasked, *steps, *targets.unlooked):
             tell(line)
         # A person applies no output that its target refuses; a start, maybe with no person there, runs all others.
         for line in targets.refused:
@@ -329,7 +334,7 @@ class Services:
         found = self._code.look(
             rung=rung,
             is_applied=is_applied,
-            agrees=partial(_agrees, connection),
+            differs=partial(_disagreement, connection),
             waits=partial(_is_driver_awaited, connection),
         )
         if found is None:

@@ -108,14 +108,16 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
     said = f"{len(pipelines)} pipeline(s), {len(streams)} stream(s), {len(outputs)} output(s)"
     yield Finding("declarations", Health.OK, f"{module}: {said}")
     yield from check_definitions(module, pipelines)
-    yield from _conflicts(pipelines, streams)
+    conflicts = {finding.found: finding for finding in _conflicts(pipelines, streams)}
+    yield from conflicts.values()
     yield from _short_intervals(pipelines)
     for stream in streams:
         yield from check_declaration(stream)
     needs = {output: list(check_needs(output)) for output in outputs}
     yield from (finding for found in needs.values() for finding in found)
     log = _DriverLog.nowhere() if offline else _ask_driver_log(module, pipelines, streams)
-    yield from log.findings
+    # A place that two outputs share is refused with the same words.
+    yield from (finding for finding in log.findings if finding.found not in conflicts)
     schemas: dict[Output, StructType] = {}
     if plans:
         planned = check_plans(outputs, _known_columns(streams, log.columns))

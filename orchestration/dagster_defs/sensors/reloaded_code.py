@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestration.batches.batch_schedule import declaration_fingerprint
-from orchestration.declarations.apply import apply, is_applied
+from orchestration.declarations.apply import apply, is_applied, refuse
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.pipeline import DeclarationError
@@ -75,9 +75,13 @@ def follow_reload(
 def _waits_for(connection: sa.Connection, pipeline: Pipeline, decisions: Sequence[str]) -> str:
     """Return what a change waits for: a person, or the targets that have to be looked at; empty: nothing."""
     if decisions:
+        try:
+            refuse(connection, [pipeline])
+        except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
+            return f"What waits for it: {'; '.join(decisions)}. {error}"
         return f"What waits for it: {'; '.join(decisions)}."
     targets = ask_targets(connection, [pipeline])
-    if steps := [*targets.refused, *targets.steps.values()]:
+    if steps := [*targets.refused, *targets.steps_in_order]:
         return f"What waits for it: {' '.join(steps)}"
     return f"The next tick tries again: {' '.join(targets.unlooked)}" if targets.unlooked else ""
 

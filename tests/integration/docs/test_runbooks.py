@@ -41,7 +41,7 @@ LONG_RUNNING = {
 #: Commands that a page names as another way, with the page whose blocks run them.
 OTHER_WAYS = {("stop-and-start", "agents drain"): "move-a-stream"}
 #: Commands that a page says not to run.
-FORBIDDEN = {("receiver-killed", "blocks repair"), ("restore", "blocks repair")}
+FORBIDDEN = {("batch-failed", "stop"), ("receiver-killed", "blocks repair"), ("restore", "blocks repair")}
 METRICS = metrics.METRICS.keys() | {"up"}
 _COMMAND = re.compile(r"^ *(?:\$ )?(forebay .*)$", re.MULTILINE)
 _STATEMENT = re.compile(r"^ *(?:SELECT|INSERT|UPDATE|DELETE|WITH|ALTER|CREATE|DROP|TRUNCATE)\b", re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 import pytest
@@ -17,16 +18,16 @@ from forebay.cli.main import app
 from forebay.cli.terminal.failures import CommandError
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference
-from orchestration.declarations.asked_targets import STOPPED, TargetAnswers, ask_targets
+from orchestration.declarations.asked_targets import AT_ONCE, ORDER, TargetAnswers, ask_targets
 from orchestration.declarations.sink import Sink, TargetCheck, TargetMissingError, TargetUnavailableError
 from orchestration.sinks.postgres.postgres import PostgresSink
 from receiver_runtime.sources.fields.secret import EnvVar
 from tests.support.machine.held_ports import held_port
+from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import list_pipelines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from typer.testing import Result
 
@@ -107,8 +108,7 @@ def test_steps_are_asked_for_within_the_same_bound_and_only_of_sinks_that_change
         asked = ask_targets(connection, [pipeline], seconds=1.0)
     finally:
         never.set()
-    stopped = "rows were 20. Do it while the pipeline is stopped."
-    assert asked.steps == {pipeline.outputs["o1"]: f"output 'o1' of pipeline 'words': {stopped}"}
+    assert asked.steps == {pipeline.outputs["o1"]: "output 'o1' of pipeline 'words': rows were 20."}
     assert asked.unlooked[-1] == "output 'o2' of pipeline 'words': t: if it has a key, drop that."
     assert [said.endswith("no answer within 1.0 s.") for said in asked.unlooked] == [True] * 3 + [False]
     assert (asked.refused, asked.unasked) == ((), ())
@@ -148,8 +148,8 @@ def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_creat
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        (None, (Health.WARNING, "drop its key", "Then `forebay apply`.")),
-        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {STOPPED}")),
+        (None, (Health.WARNING, "drop its key", ORDER.format("words"))),
+        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {ORDER.format('words')}")),
     ],
 )
 def test_validate_says_a_step_once(answers: TargetCheck | None, expected: tuple[Health, str, str]) -> None:
@@ -210,6 +210,35 @@ def test_apply_writes_nothing_that_a_target_refuses_and_up_starts_with_it(
     assert ("its batches wait (BLOCKED)" in answer.output) is is_up
     assert ("this is where services start" in answer.output) is is_up
     assert len(difference(connection, [pipeline])) == (0 if is_up else 2)
+
+
+def test_apply_refuses_a_step_while_the_pipeline_runs_and_says_the_order(
+    connection: sa.Connection, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(connection, [declared(counts=ConsoleSink())])
+    monkeypatch.setattr(ConsoleSink, "step_after", lambda *_: "drop its key")
+    pipeline = declared(counts=ConsoleSink(rows=1))
+    step = "output 'counts' of pipeline 'words': drop its key."
+    for state in ("RUNNING", "STOPPING"):
+        answer = invoke(["apply"], pipeline)
+        assert (answer.exit_code, len(difference(connection, [pipeline]))) == (1, 1), state
+        assert f"Nothing was written. {step} {ORDER.format('words')}\n" in answer.output
+        stop_pipelines(connection, name="words")
+    connection.exec_driver_sql("UPDATE forebay.pipelines SET state = 'STOPPED'")
+    answer = invoke(["apply"], pipeline)
+    assert (answer.exit_code, difference(connection, [pipeline])) == (0, [])
+    assert f"{step} Do it before `forebay start --pipeline words`." in answer.output
+
+
+def test_the_pages_say_the_same_order() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    outputs, runbook = (
+        " ".join((docs / page).read_text(encoding="utf-8").split())
+        for page in ("how-to/outputs.md", "runbooks/batch-failed.md")
+    )
+    assert ORDER.format("words") in outputs
+    replay = AT_ONCE.format("words").split("`")[1]
+    assert (replay in outputs, replay in runbook) == (True, True)
 
 
 @pytest.mark.parametrize("command", [["up", "--ui-port", "0"], ["apply"]])

@@ -15,7 +15,7 @@ from tracker_store.batches.pipeline_states import (
     stop_pipelines,
     stop_progress,
 )
-from tracker_store.batches.pipelines import apply_pipeline, get_pipeline
+from tracker_store.batches.pipelines import apply_pipeline, get_pipeline, remove_pipeline
 from tracker_store.batches.readers import attach_reader
 from tracker_store.batches.received_block_tracker import batch_times
 from tracker_store.connection.errors import DriverLogError, NotAppliedError
@@ -199,6 +199,29 @@ def test_a_stream_that_another_pipeline_reads_goes_on(log: Log, term: int) -> No
     assert log.tracker.has_unallocated_blocks()
     stop_pipelines(log.connection)
     assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)], "no pipeline reads it any more"
+
+
+@pytest.mark.parametrize("asked", ["before the removal", "after it"])
+def test_a_system_whose_pipelines_are_removed_ends_when_a_person_stops_it(log: Log, asked: str) -> None:
+    is_after = asked == "after it"
+    stop_pipelines(log.connection, name="words" if is_after else None)
+    remove_pipeline(log.connection, "words")
+    if is_after:
+        assert not all_ended(log.connection), "no person asked the system to end"
+        assert stop_pipelines(log.connection) == []
+    assert all_ended(log.connection)
+    assert not all_ended(log.connection, after_seconds=60)
+    apply_pipeline(
+        log.connection,
+        name="words",
+        declaration={"max_attempts": 3, "streams": ["lines"]},
+        stream_ids=[log.stream_id],
+        interval=INTERVAL,
+    )
+    start_pipelines(log.connection, names=["words"])
+    stop_pipelines(log.connection, name="words")
+    remove_pipeline(log.connection, "words")
+    assert not all_ended(log.connection), "the start took the request back"
 
 
 def complete(log: Log, time: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,23 +14,26 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
-from forebay.cli.commands.up import CODE_SERVER, Services, _agrees, apply_at_start
+from forebay.cli.checks import code_change, code_watch
+from forebay.cli.checks.code_change import CodeAnswer, Outcome, Request, put_in_force
+from forebay.cli.checks.code_watch import OTHER, REMOVED, CodeWatch
+from forebay.cli.commands.up import CODE_SERVER, Services, _disagreement, apply_at_start
 from forebay.cli.commands.validate import _compare
 from forebay.cli.main import app
-from forebay.cli.services import code_change, code_watch
-from forebay.cli.services.code_change import CodeAnswer, Outcome, Request, put_in_force
-from forebay.cli.services.code_watch import OTHER, CodeWatch
 from forebay.cli.services.supervisor_lock import take_lock
 from forebay.sources import SocketText
 from orchestration.declarations import compatibility
-from orchestration.declarations.apply import apply, difference
+from orchestration.declarations.apply import apply, difference, refuse
+from orchestration.declarations.asked_targets import AT_ONCE, ORDER
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import TargetCheck, TargetUnavailableError
 from tests.support.polling import eventually
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, remove_pipeline
+from tracker_store.batches.streams import remove_stream
 from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import SharedPlaceError
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import PipelineState
@@ -216,16 +220,16 @@ def test_a_change_that_needs_a_step_in_a_target_waits_and_a_start_says_it(
     request = Request(compatibility.declared(before), agreed=False)
     edit(project, ("sink=ConsoleSink()", "sink=ConsoleSink(rows=1)"))
     monkeypatch.setattr(ConsoleSink, "step_after", lambda _, was: f"rows were {was['rows']}, drop its key")
-    step = "output 'counts' of pipeline 'words': rows were 20, drop its key. Do it while the pipeline is stopped."
+    step = "output 'counts' of pipeline 'words': rows were 20, drop its key."
     said: list[str] = []
     with connect(engine) as connection:
         apply(connection, before)
         result = put_in_force(connection, copies, loaded(), request)
-        assert (result.outcome, result.why) == (Outcome.WAITS, step)
+        assert (result.outcome, result.why) == (Outcome.WAITS, f"{step} {ORDER.format('words')}")
         assert difference(connection, before) == []
         assert copies.in_force() == first
         apply_at_start(connection, loaded(), said.append)
-        assert step in said
+        assert f"{step} {AT_ONCE.format('words')}" in said
         apply(connection, before)
         assert put_in_force(connection, copies, loaded(), replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
@@ -252,6 +256,68 @@ def test_a_change_whose_target_is_away_is_tried_again_and_not_left_to_a_person(
         assert put_in_force(connection, copies, loaded(), replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
 
+def test_what_waits_says_also_why_apply_would_refuse_it(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    more = MORE.replace("ConsoleSink()", 'ParquetSink("data/more")')
+    edit(project, ("@pipeline.output(inputs=[lines]", more + "@pipeline.output(inputs=[lines]"))
+    before = loaded()
+    copies = first_in_force(home)
+    edit(project, ("data/more", "data/tails"))
+    after = loaded()
+    with connect(engine) as connection:
+        apply(connection, before)
+        result = put_in_force(connection, copies, after, Request(compatibility.declared(before), agreed=False))
+        with pytest.raises(SharedPlaceError) as refused:
+            refuse(connection, after)
+    moved = "output words.more writes to another place."
+    assert (result.outcome, result.why) == (Outcome.WAITS, f"{moved} {refused.value}")
+
+
+def test_a_listener_that_moves_to_a_taken_port_is_looked_at_again(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    before = loaded()
+    copies = first_in_force(home)
+    request = Request(compatibility.declared(before), agreed=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken, connect(engine) as connection:
+        apply(connection, before)
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        edit(project, (SOCKET, f'SocketText(listen="{place}")'))
+        moved = loaded()
+        result = put_in_force(connection, copies, moved, request)
+        assert result.outcome is Outcome.UNKNOWN
+        assert result.why.startswith(f"stream lines: can't listen at {place}: Address already in use. Stop what")
+        assert difference(connection, before) == []
+        assert put_in_force(connection, copies, moved, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
+        edit(project, ('interval="10s"', 'interval="5s"'))
+        stays = Request(compatibility.declared(moved), agreed=False)
+        assert put_in_force(connection, copies, loaded(), stays).outcome is Outcome.IN_FORCE, "it listens there already"
+        apply(connection, before)
+        taken.close()
+        assert put_in_force(connection, copies, loaded(), request).outcome is Outcome.IN_FORCE
+
+
+def test_a_sink_whose_variable_is_not_set_is_not_put_in_force(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RESULTS_URL", raising=False)
+    before = loaded()
+    copies = first_in_force(home)
+    request = Request(compatibility.declared(before), agreed=False)
+    more = MORE.replace("ConsoleSink()", 'ParquetSink(EnvVar("RESULTS_URL"))')
+    imports = ("import ConsoleSink, ", "import ConsoleSink, EnvVar, ")
+    edit(project, imports, ("@pipeline.output(inputs=[lines]", more + "@pipeline.output(inputs=[lines]"))
+    after = loaded()
+    with connect(engine) as connection:
+        apply(connection, before)
+        result = put_in_force(connection, copies, after, request)
+        assert result.outcome is Outcome.REFUSED
+        assert result.why.startswith("output 'more' of pipeline 'words' refers to RESULTS_URL, which")
+        assert difference(connection, before) == []
+        assert put_in_force(connection, copies, after, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
+
+
 def test_a_new_pipeline_that_may_repeat_results_waits(
     engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,9 +327,9 @@ def test_a_new_pipeline_that_may_repeat_results_waits(
     edit(project, ("    return lines", "    return lines.distinct()"))
     monkeypatch.setattr(code_change, "undecided", lambda *_: "May records come out again?")
     with connect(engine) as connection:
+        apply(connection, before)
         result = put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
         assert (result.outcome, result.why) == (Outcome.WAITS, "May records come out again?")
-        assert list_pipelines(connection) == []
     assert copies.in_force() == first
 
 
@@ -358,9 +424,11 @@ def test_nothing_is_in_force_that_the_driver_log_does_not_take(
         raise ConnectionError
 
     edit(project, ('interval="10s"', 'interval="5s"'))
-    monkeypatch.setattr("forebay.cli.services.code_change.apply", fails)
-    with connect(engine) as connection, pytest.raises(ConnectionError):
-        put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
+    monkeypatch.setattr("forebay.cli.checks.code_change.apply", fails)
+    with connect(engine) as connection:
+        apply(connection, before)
+        with pytest.raises(ConnectionError):
+            put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
     assert copies.in_force() == first
 
 
@@ -440,9 +508,9 @@ def test_declarations_that_were_applied_from_elsewhere_are_told(
 
         def look(applied: list[Pipeline]) -> str:
             apply(connection, applied)
-            watch.look(rung=True, agrees=partial(_agrees, connection))
+            watch.look(rung=True, differs=partial(_disagreement, connection))
             for _ in range(2):
-                watch.look(agrees=partial(_agrees, connection))
+                watch.look(differs=partial(_disagreement, connection))
             return watch.copies.notice()
 
         assert look(here) == ""
@@ -452,6 +520,31 @@ def test_declarations_that_were_applied_from_elsewhere_are_told(
         assert look(elsewhere) == OTHER.format(version)
         assert look(here) == ""
     assert said == [OTHER.format(version), f"That is over: code {version} runs, as the files have it."]
+
+
+def test_a_removed_pipeline_is_told_and_no_saved_change_brings_it_back(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    said: list[str] = []
+    watch = CodeWatch("shop", home, tell=said.append)
+    watch.first()
+    before = loaded()
+    watch.runs(compatibility.declared(before), {}, ())
+    with connect(engine) as connection:
+        apply(connection, before)
+        stop_pipelines(connection, name="words")
+        remove_pipeline(connection, "words")
+        for stream in ("lines", "tail"):
+            remove_stream(connection, stream, with_waiting=False)
+        watch.look(rung=True, differs=partial(_disagreement, connection))
+        assert said == [REMOVED.format("words")]
+        edit(project, ('interval="10s"', 'interval="5s"'))
+        request = Request(compatibility.declared(before), agreed=False)
+        result = put_in_force(connection, watch.copies, loaded(), request)
+        assert (result.outcome, result.why) == (Outcome.WAITS, "pipeline 'words' was removed, and begins again")
+        assert list_pipelines(connection) == []
+        agreed = put_in_force(connection, watch.copies, loaded(), replace(request, agreed=True))
+        assert agreed.outcome is Outcome.IN_FORCE
 
 
 def test_a_full_disk_is_told_and_tried_again(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,10 +719,10 @@ def test_the_code_server_starts_again_for_new_declarations(
             *,
             rung: bool,
             is_applied: bool,
-            agrees: Callable[[Mapping[str, Any]], bool],
+            differs: Callable[[Mapping[str, Any], str], str],
             waits: Callable[[], bool],
         ) -> CodeAnswer:
-            assert callable(agrees)
+            assert callable(differs)
             assert waits(), "no driver is ready"
             self.rung, self.is_applied = rung, is_applied
             return CodeAnswer(Outcome.IN_FORCE, declared={"pipelines": {"words": {"interval_ms": 5000}}}, is_new=is_new)

@@ -23,6 +23,7 @@ from forebay.cli.commands import validate
 from forebay.cli.main import app
 from forebay.cli.services.supervisor_lock import take_lock
 from orchestration.declarations.apply import apply
+from orchestration.declarations.asked_targets import ORDER
 from orchestration.declarations.modules import load_pipelines
 from orchestration.spark.session.java import JavaNotFoundError
 from tests.integration.orchestration.target_database import Target
@@ -347,12 +348,15 @@ def test_what_apply_would_change_or_refuse_is_told(
         appended = module(one_stream(listener, home).replace(PARQUET.format(home), "PostgresSink('env:T', 'counts')"))
         step = "if it has a unique constraint on (value), drop that"
         warned = [one for one in findings(appended, well=True) if step in str(one)]
-        assert [(one["health"], "while the pipeline is stopped" in one["found"]) for one in warned] == [
-            ("warning", True)
-        ]
+        assert [(one["health"], one["way_out"]) for one in warned] == [("warning", ORDER.format("words"))]
         done = CliRunner().invoke(app, ["apply", "--dry-run", appended], env={"COLUMNS": "500"})
         assert f"the table public.counts: {step}. It can't be looked at: the environment variable T is" in done.output
         apply(connection, load_pipelines(path))
+        twice = module(f"{one_stream(listener, home)}    counted(words, lines, {PARQUET.format(home)}, 'more')\n")
+        [(check, said)] = [
+            (one["check"], one["found"]) for one in findings(twice, well=False) if one["health"] == "failed"
+        ]
+        assert (check, str(home / "out") in said) == ("outputs", True), "once"
         shared = module(one_stream(listener, home).replace('"words"', '"others"'))
         [(health, said)] = about(findings(shared, well=False), "driver log")
         assert (health, "pipeline 'words'" in said) == ("failed", True)

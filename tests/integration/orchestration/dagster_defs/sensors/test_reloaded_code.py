@@ -14,8 +14,10 @@ from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply, is_applied
+from orchestration.declarations.asked_targets import ORDER
 from orchestration.declarations.sink import TargetUnavailableError
 from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import SharedPlaceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,13 +92,27 @@ def test_what_needs_a_person_waits(connection: sa.Connection) -> None:
     assert NOT_APPLIED not in location.tick()
 
 
+def test_what_waits_says_also_why_apply_would_refuse_it(
+    connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> Never:
+        raise SharedPlaceError("both write to /data")
+
+    location = Location(code())
+    apply(connection, [location.pipeline])
+    location.tick()
+    monkeypatch.setattr("orchestration.dagster_defs.sensors.reloaded_code.refuse", refuses)
+    location.reload(code(output="others"))
+    assert "(renamed? new is others). both write to /data. Each would" in location.tick()
+
+
 def test_what_needs_a_step_in_a_target_waits(connection: sa.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     location = Location(code())
     apply(connection, [location.pipeline])
     location.tick()
     monkeypatch.setattr(ConsoleSink, "step_after", lambda *_: "drop its key")
     location.reload(code(rows=1))
-    step = "output 'counts' of pipeline 'words': drop its key. Do it while the pipeline is stopped."
+    step = f"output 'counts' of pipeline 'words': drop its key. {ORDER.format('words')}"
     assert location.tick() == f"{NOT_APPLIED} What waits for it: {step}"
 
 

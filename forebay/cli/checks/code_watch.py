@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from forebay.cli.services.code_change import CodeAnswer, Outcome, Request
+from forebay.cli.checks.code_change import CodeAnswer, Outcome, Request
 from orchestration.declarations.compatibility import declared_changes
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from receiver_runtime.agent.child_environment import environment_without
@@ -33,7 +33,8 @@ CHECK_SECONDS = 120.0
 # How long a change waits at most for a driver with the one before: a driver takes seconds to start, and with a change
 # every few seconds none would ever run a batch.
 HELD_SECONDS = 60.0
-# How long until a check is tried again that the driver log or a target did not answer: each is a process of seconds.
+# How long until a check is tried again that the driver log or a target did not answer, or whose port is taken: each is
+# a process of seconds.
 AGAIN_SECONDS = 10.0
 # When that is said: a driver is mostly there sooner.
 SAID_AFTER_SECONDS = 10.0
@@ -42,6 +43,10 @@ MOST_CHANGES = 5
 OTHER = (
     "Somebody has applied other declarations than those of code {}, whose pipelines therefore make no "
     "batches. `forebay apply` here writes them again."
+)
+REMOVED = (
+    "Pipeline {} was removed, so that no batch of it is made. Take it out of the module: `forebay apply` with it "
+    "begins it again, as a new pipeline."
 )
 
 
@@ -84,8 +89,8 @@ class CodeWatch:
         # Without a watch a change counts if somebody has applied declarations since, here or elsewhere.
         self._is_applied = False
         self._said = ""
-        # Whether the driver log has other declarations than the version in force, which the files have.
-        self._is_other = False
+        # How the driver log differs from what the version in force declares, which the files have; empty: it does not.
+        self._other = ""
         self._check: _Check | None = None
         self._changed_at = self._again_at = float("-inf")
 
@@ -111,7 +116,7 @@ class CodeWatch:
         *,
         rung: bool = False,
         is_applied: bool = False,
-        agrees: Callable[[Mapping[str, Any]], bool] = bool,
+        differs: Callable[[Mapping[str, Any], str], str] = lambda *_: "",
         waits: Callable[[], bool] = lambda: False,
     ) -> CodeAnswer | None:
         """Look once; return the result of a version that is in force from now on. Returns at once.
@@ -121,13 +126,14 @@ class CodeWatch:
         Args:
             rung: the driver log's declarations have changed.
             is_applied: some of them are new or have changed, and are not just gone.
-            agrees: whether the driver log has what the version in force declares.
+            differs: says how the driver log differs from what the version in force declares, which it is given with
+                the version's name; empty: it does not.
             waits: whether no driver is ready, or a batch waits for one.
         """
         self._rung = self._rung or rung
         self._is_applied = self._is_applied or is_applied
         try:
-            return self._look(agrees, waits)
+            return self._look(differs, waits)
         except OSError as error:
             line = f"Changes of the code take no effect for now, because it can't be read or copied: {error}."
             if line != self._said:
@@ -135,7 +141,7 @@ class CodeWatch:
                 self._tell(line)
             return None
 
-    def _look(self, agrees: Callable[[Mapping[str, Any]], bool], waits: Callable[[], bool]) -> CodeAnswer | None:
+    def _look(self, differs: Callable[[Mapping[str, Any], str], str], waits: Callable[[], bool]) -> CodeAnswer | None:
         self._look_for_an_apply()
         if self._check is not None:
             return self._answered(self._check)
@@ -148,13 +154,13 @@ class CodeWatch:
         if self._in_force is not None and code.version == self._in_force.version:
             if self._rung:
                 # Applied from somewhere else: no change of these files would follow.
-                self._is_other = not agrees(self._declared)
+                self._other = differs(self._declared, code.version)
             self._rung = False
             self._agreed = ""
             self._checked = code.version
-            if self._said and not self._is_other:
+            if self._said and not self._other:
                 self._tell(f"That is over: code {code.version} runs, as the files have it.")
-            self._say(OTHER.format(code.version) if self._is_other else "")
+            self._say(self._other)
         elif not (self._watches or self._is_applied):
             if code.version != self._checked:
                 changed = ", ".join(code.changed_since(self._in_force))
@@ -191,7 +197,7 @@ class CodeWatch:
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with open_log(self._log_file) as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "forebay.cli.services.code_change"],
+                [sys.executable, "-m", "forebay.cli.checks.code_change"],
                 env={**self._environment, CODE_VARIABLE: str(self.copies.keep(code))},
                 stdin=subprocess.PIPE,
                 stdout=answer,
@@ -250,7 +256,7 @@ class CodeWatch:
                 self._declared = result.declared
                 self.copies.declares(result.declared)
                 self.copies.note("")
-                self._said, self._is_other = "", False
+                self._said = self._other = ""
                 self._tell(
                     f"{changed} changed: from the next batch on, code {code.version} runs"
                     f"{f' ({otherwise})' if otherwise else ''}.{f' {result.why}' if result.why else ''}"

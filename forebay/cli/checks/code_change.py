@@ -15,9 +15,13 @@ import threading
 import traceback
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay.cli.checks.findings import Health
+from forebay.cli.checks.source_checks import LISTENING, check_listening
+from forebay.cli.checks.unset_variables import unset_variables
 from orchestration.declarations.apply import (
     apply,
     declared_streams,
@@ -36,14 +40,15 @@ from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipeline_states import start_pipelines
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.connection.engine import connect_once
-from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
+from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError, sentence
 from tracker_store.connection.outage import SURVIVED
 from tracker_store.host.code_in_force import CodeCopy, load_code_in_force
+from tracker_store.receivers.processes import receiver_pids
 from tracker_store.receivers.receivers import placements, restart_receivers
 from tracker_store.schema.states import DesiredState, PipelineState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import sqlalchemy as sa
 
@@ -56,7 +61,7 @@ class Outcome(StrEnum):
     IN_FORCE = "in force"
     WAITS = "waits"  # for a person: `why` says for what
     REFUSED = "refused"  # it can't be loaded, or is not valid: `why`
-    UNKNOWN = "unknown"  # the driver log or a target did not answer: try again
+    UNKNOWN = "unknown"  # the driver log or a target did not answer, or a port is taken: try again
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +142,19 @@ def put_in_force(
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now = declared(pipelines)
-    decisions = needs_a_person(request.declared, now, streams_read(list_pipelines(connection)))
+    if not request.agreed and (unset := unset_variables(request.declared, now)):
+        return CodeAnswer(Outcome.REFUSED, " ".join(unset))
     hints = rename_hints(connection, pipelines)
-    if decisions and not request.agreed:
-        return CodeAnswer(Outcome.WAITS, ". ".join(filter(None, ["; ".join(decisions), " ".join(hints)])))
-    refuse(connection, pipelines)
-    changes = difference(connection, pipelines)
-    unclear = undecided(connection, pipelines, changes, NOTHING_DECIDED, "forebay apply")
-    if unclear is not None and not request.agreed:
-        return CodeAnswer(Outcome.WAITS, unclear)
     targets = ask_targets(connection, pipelines)
     for line in targets.unasked:
         sys.stderr.write(f"{line}\n")
-    if waits_for := [*targets.refused, *(() if request.agreed else targets.steps.values())]:
-        return CodeAnswer(Outcome.WAITS, " ".join(waits_for))
-    if targets.unlooked and not request.agreed:
-        return CodeAnswer(Outcome.UNKNOWN, " ".join(targets.unlooked).rstrip("."))
+    waits = _waits_for(connection, pipelines, request, hints)
+    waits += [*targets.refused, *([] if request.agreed else targets.steps_in_order)]
+    later = [] if request.agreed else [*_taken_ports(connection, pipelines, request.declared), *targets.unlooked]
+    if waits:
+        return CodeAnswer(Outcome.WAITS, _said([*waits, *later]))
+    if later:
+        return CodeAnswer(Outcome.UNKNOWN, _said(later).rstrip("."))
     # One that is put back so that its stop can end is not to run on.
     stopping = {row.name for row in list_pipelines(connection) if row.state is PipelineState.STOPPING}
     before = copies.in_force()
@@ -173,6 +175,43 @@ def put_in_force(
     if loaded is not None and loaded != copy.file:
         _restart_receivers(connection, pipelines, CodeCopy(loaded), copy)
     return CodeAnswer(Outcome.IN_FORCE, " ".join(hints), declared=now, is_new=bool(changes) or now != request.declared)
+
+
+def _waits_for(
+    connection: sa.Connection, pipelines: Sequence[Pipeline], request: Request, hints: Sequence[str]
+) -> list[str]:
+    """Return what a person must decide, and why `forebay apply` would refuse the version: both, or they try in vain."""
+    waits: list[str] = []
+    if not request.agreed:
+        now, applied = declared(pipelines), list_pipelines(connection)
+        decisions = needs_a_person(request.declared, now, streams_read(applied))
+        gone = request.declared["pipelines"].keys() - {row.name for row in applied}
+        decisions += [f"pipeline {name!r} was removed, and begins again" for name in sorted(gone & {*now["pipelines"]})]
+        waits = ["; ".join(decisions), *hints] if decisions else []
+    try:
+        refuse(connection, pipelines)
+    except (SharedPlaceError, StrandingChangeError) as error:
+        waits.append(str(error))
+    if not waits and not request.agreed:
+        changes = difference(connection, pipelines)
+        unclear = undecided(connection, pipelines, changes, NOTHING_DECIDED, "forebay apply")
+        waits += [] if unclear is None else [unclear]
+    return waits
+
+
+def _said(reasons: Sequence[str]) -> str:
+    return " ".join([*map(sentence, reasons[:-1]), reasons[-1]])
+
+
+def _taken_ports(connection: sa.Connection, pipelines: Sequence[Pipeline], before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a new stream, or one that moves, can't listen on this host now."""
+    for stream in declared_streams(pipelines):
+        was = before["streams"].get(stream.name, {}).get("source", {})
+        now = stream.declaration()["source"]
+        if any(was.get(key) != now.get(key) for key in LISTENING):
+            for found in check_listening(stream, ours=partial(receiver_pids, connection), is_here=True):
+                if found.health is Health.FAILED:
+                    yield f"{found.check}: {found.found}. {found.way_out}"
 
 
 def _restart_receivers(

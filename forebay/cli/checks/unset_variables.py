@@ -1,0 +1,53 @@
+"""Say which environment variables new and changed sources and sinks refer to, and this process does not have.
+
+`forebay up` gives its own environment to the processes that it starts. No sentence has a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def unset_variables(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each source and sink of `now` that is not in `before` and lacks a variable here.
+
+    Both are results of ``compatibility.declared``.
+    """
+    known = dict(_parts(before))
+    said = []
+    for name, declaration in _parts(now):
+        unset = sorted(one for one in _variables(declaration) if not os.environ.get(one))
+        if unset and known.get(name) != declaration:
+            said.append(
+                f"{name} refers to {', '.join(unset)}, which the environment of `forebay up` does not have: set it "
+                "there, and start `forebay up` again."
+            )
+    return said
+
+
+def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, stream in found["streams"].items():
+        yield f"stream {name!r}", stream["source"]
+    for pipeline, one in found["pipelines"].items():
+        for name, output in one["outputs"].items():
+            yield f"output {name!r} of pipeline {pipeline!r}", output["sink"]
+
+
+def _variables(declaration: Any) -> set[str]:  # noqa: ANN401  JSON
+    match declaration:
+        case str():
+            named = _REFERENCE.fullmatch(declaration)
+            return set() if named is None else {named[1]}
+        case dict():
+            return set().union(*map(_variables, declaration.values()))
+        case list() | tuple():
+            return set().union(*map(_variables, declaration))
+        case _:
+            return set()

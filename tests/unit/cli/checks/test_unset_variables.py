@@ -1,0 +1,35 @@
+"""Test which sources and sinks are said to lack an environment variable: those that are new or have changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.cli.checks.unset_variables import unset_variables
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def declared(tokens: list[str], url: str) -> dict[str, Any]:
+    sink = {"kind": "postgres", "url": url, "password": None, "table": "env:no name", "options": {"at": "file:/PW"}}
+    source = {"kind": "http", "listen": "0.0.0.0:80", "tokens": tokens}
+    return {
+        "streams": {"lines": {"source": source, "receivers": 1}},
+        "pipelines": {"words": {"interval_ms": 5, "outputs": {"counts": {"inputs": ["lines"], "sink": sink}}}},
+    }
+
+
+def test_new_and_changed_parts_name_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FB_A", "FB_B", "FB_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FB_SET", "x")
+    now = declared(["env:FB_SET", "env:FB_B", "env:FB_A"], "env:FB_URL")
+    nothing = {"streams": {}, "pipelines": {}}
+    ends = "which the environment of `forebay up` does not have: set it there, and start `forebay up` again."
+    of_stream = f"stream 'lines' refers to FB_A, FB_B, {ends}"
+    of_sink = f"output 'counts' of pipeline 'words' refers to FB_URL, {ends}"
+    assert unset_variables(nothing, now) == [of_stream, of_sink]
+    assert unset_variables(now, now) == []
+    assert unset_variables(declared(["env:FB_SET"], "env:FB_URL"), now) == [of_stream]
+    monkeypatch.setenv("FB_URL", "postgresql://h/d")
+    assert unset_variables(declared(["env:FB_SET", "env:FB_B", "env:FB_A"], "x"), now) == []
