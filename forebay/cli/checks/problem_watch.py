@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.status_page.problems import Problem, problems
-from orchestration.status_page.reasons import one_line
 from orchestration.status_page.system_status import status_of
 from tracker_store.host.code_in_force import CodeState
+from tracker_store.long_texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -98,7 +98,7 @@ class ProblemWatch:
 
     def _say(self, key: str, line: str) -> None:
         self._told[key] = self._clock()
-        self._tell(one_line(line, longest=_MOST))
+        self._tell(one_line(line, _MOST))
 
 
 def _matched(said: Iterable[_Said], found: Iterable[Problem]) -> dict[Problem, _Said]:
