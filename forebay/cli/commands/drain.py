@@ -11,7 +11,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from forebay.cli.commands.stop import OpenWork, lasting, what_is_open
+from forebay.cli.commands.stop import OpenWork, lasting, quarantined, what_is_open
 from tracker_store.batches.pipeline_states import stop_pipelines, stop_progress
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.connection.engine import connect
@@ -115,8 +115,8 @@ def _waiting(connection: sa.Connection, pipelines: Sequence[str], printer: _Prin
     waiting = []
     for row in stop_progress(connection, pipelines):
         if row.state is not PipelineState.STOPPING:
-            quarantined = f"; {row.quarantined_batches} batch(es) are quarantined" if row.quarantined_batches else ""
-            printer.once(row.pipeline, f"{row.state.lower()}{quarantined}")
+            kept = f"; {quarantined(row)}" if row.quarantined_batches else ""
+            printer.once(row.pipeline, f"{row.state.lower()}{kept}")
         elif row.pipeline in halted:
             printer.once(row.pipeline, f"halted by a quarantined batch, which waits for a person; {what_is_open(row)}")
         else:

@@ -103,10 +103,18 @@ def what_is_open(progress: store.StopProgress) -> str:
     return "; ".join(said) or "the tracker's next look"
 
 
+def quarantined(row: store.StopProgress) -> str:
+    """Return how many batches are quarantined, and the command that shows them."""
+    return (
+        f"{row.quarantined_batches} batch(es) are quarantined, and some or all of their outputs did not come out: "
+        f"forebay batches list --pipeline {row.pipeline} --state QUARANTINED"
+    )
+
+
 def left_behind(row: store.StopProgress) -> Iterator[str]:
     """Yield what of a stopped pipeline has not come out, in a line each."""
     if row.quarantined_batches:
-        yield f"{row.pipeline}: {row.quarantined_batches} batch(es) are quarantined and did not come out."
+        yield f"{row.pipeline}: {quarantined(row)}"
     if row.waiting_records:
         yield (
             f"{row.pipeline}: {row.waiting_records:,} records came after it was stopped, because another pipeline "
