@@ -89,9 +89,9 @@ def _combined(total: int, failed: Sequence[FailedOutput], not_run: Sequence[str]
     kind = next(kind for kind in _PRECEDENCE if any(each.failure.kind is kind for each in failed))
     longest = max(_LEAST_LINE, LONGEST // 2 // len(failed))
     lines = [f"{each.output}: {one_line(each.failure.message, longest)}" for each in failed]
-    line = f"{len(failed)} of {total} outputs failed: {'; '.join(lines)}"
-    if not_run:
-        line += f"; not run: {', '.join(not_run)}"
+    # The line ends with an error: what is shown of a long one keeps the root cause there.
+    others = f" (not run: {', '.join(not_run)})" if not_run else ""
+    line = f"{len(failed)} of {total} outputs failed{others}: {'; '.join(lines)}"
     whole = [f"{each.output}: {each.failure.message}" for each in failed if each.failure.message not in line]
     share = LONGEST // max(1, len(whole))
     return Failure(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
-# Characters of a cause, at most: some lines of a terminal.
+#: Characters of a line, at most: some lines of a terminal.
 LONGEST = 400
 _OWN_ADDRESS = "listening on "
 # What differs from one record to the next: values in quotes, and numbers.
