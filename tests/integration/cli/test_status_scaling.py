@@ -79,8 +79,16 @@ def test_a_decision_is_read_with_how_many_batches_ran_lately(engine: sa.Engine) 
     run_batches(engine, [0.5, 0.7])
     with connect(engine) as connection:
         pipeline_id = get_pipeline(connection, "words").pipeline_id
-        numbers = {"ratio": 0.6, "batches": 2, "executors": 1, "batch_drivers": 1}
-        record_scaling(connection, pipeline_id=pipeline_id, applied=False, reason="as before", **numbers)
+        record_scaling(
+            connection,
+            pipeline_id=pipeline_id,
+            ratio=0.6,
+            batches=2,
+            executors=1,
+            batch_drivers=1,
+            applied=False,
+            reason="as before",
+        )
         decision = scaling_decision(connection, "words")
         assert decision is not None
         assert decision.newest_batches == 2, "the failed one does not count"

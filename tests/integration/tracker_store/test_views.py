@@ -344,10 +344,10 @@ def test_the_last_block_is_not_the_marker_of_a_process_that_began_later(connecti
     last = "SELECT last_block_at FROM forebay.{} WHERE last_block_at IS NOT NULL"
     claim_anew(connection, receiver)
     views = ("receiver_status", "stream_status")
-    assert [connection.execute(sa.text(last.format(view))).all() for view in views] == [[], []]
+    assert [connection.execute(sa.text(last.format(view))).scalars().all() for view in views] == [[], []]
     log.add_at(receiver, NOON)
     claim_anew(connection, receiver)
-    assert [connection.execute(sa.text(last.format(view))).all() for view in views] == [[(NOON,)], [(NOON,)]]
+    assert [connection.execute(sa.text(last.format(view))).scalars().all() for view in views] == [[NOON], [NOON]]
 
 
 def test_no_view_and_no_column_is_without_a_comment(connection: sa.Connection) -> None:
