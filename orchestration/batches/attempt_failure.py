@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.batches.unavailable_store import causes, unavailable_store
 from tracker_store.connection.errors import TRANSIENT, AttemptSupersededError
+from tracker_store.long_texts import stored
 from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Failure:
 def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> Failure:
     """Judge the error of an output or attempt; `spark_ended` returns how the run's Spark ended, None while it lives."""
     if (away := unavailable_store(error)) is not None:
-        return Failure(AttemptFailure.BLOCKED, away.message[:LONGEST], unreachable=away.place)
+        return Failure(AttemptFailure.BLOCKED, stored(away.message, LONGEST), unreachable=away.place)
     message = _headed(error)
     if any(isinstance(cause, TRANSIENT) for cause in causes(error)):
         return _lost("the driver log was unavailable", message, ends_attempt=True)
@@ -85,7 +86,8 @@ def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> F
     if any(_PROCESS_DIED.search(str(cause)) for cause in of_spark):
         return _lost(_ENDED, message, ends_attempt=False)
     # A newer attempt holds the batch: nothing of this one can be committed any more.
-    return Failure(AttemptFailure.FAILED, message[:LONGEST], ends_attempt=isinstance(error, AttemptSupersededError))
+    ends_attempt = isinstance(error, AttemptSupersededError)
+    return Failure(AttemptFailure.FAILED, stored(message, LONGEST), ends_attempt)
 
 
 def _headed(error: BaseException) -> str:
@@ -114,7 +116,7 @@ def _root_of_text(text: str) -> str | None:
 
 
 def _lost(why: str, message: str, *, ends_attempt: bool) -> Failure:
-    return Failure(AttemptFailure.LOST, f"{why}: {message}"[:LONGEST], ends_attempt)
+    return Failure(AttemptFailure.LOST, stored(f"{why}: {message}", LONGEST), ends_attempt)
 
 
 def _spark_ended(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.batches.attempt_failure import LONGEST, Failure
+from tracker_store.long_texts import one_line, stored
 from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ STOP_SECONDS = 5.0
 # How long an attempt that is over waits for them before it reports its failure. Spark's jobs end within seconds; a
 # user's function that waits for something else may never end.
 OVER_SECONDS = 30.0
-# How much of each output's error is on the first line of an attempt's error, in characters.
-_LONGEST_LINE = 200
+# Least characters of an output's error on the first line of an attempt's error. Few outputs have more: half of what is
+# stored is for all of them.
+_LEAST_LINE = 200
 # The kind of an attempt's failure is the first of these that one of its outputs has: the one that counts least.
 _PRECEDENCE = (AttemptFailure.BLOCKED, AttemptFailure.LOST, AttemptFailure.FAILED)
 
@@ -86,15 +88,16 @@ class OutputsFailedError(Exception):
 def _combined(total: int, failed: Sequence[FailedOutput], not_run: Sequence[str]) -> Failure:
     """Return the attempt's failure: its first line names each output that failed, then come their whole errors."""
     kind = next(kind for kind in _PRECEDENCE if any(each.failure.kind is kind for each in failed))
-    lines = [f"{each.output}: {each.failure.message.partition(chr(10))[0][:_LONGEST_LINE]}" for each in failed]
-    line = f"{len(failed)} of {total} outputs failed: {'; '.join(lines)}"
-    if not_run:
-        line += f"; not run: {', '.join(not_run)}"
+    longest = max(_LEAST_LINE, LONGEST // 2 // len(failed))
+    lines = [f"{each.output}: {one_line(each.failure.message, longest)}" for each in failed]
+    # The line ends with an error: what is shown of a long one keeps the root cause there.
+    others = f" (not run: {', '.join(not_run)})" if not_run else ""
+    line = f"{len(failed)} of {total} outputs failed{others}: {'; '.join(lines)}"
     whole = [f"{each.output}: {each.failure.message}" for each in failed if each.failure.message not in line]
     share = LONGEST // max(1, len(whole))
     return Failure(
         kind,
-        "\n".join([line, *(text[:share] for text in whole)])[:LONGEST],
+        stored("\n".join([line, *(stored(text, share) for text in whole)]), LONGEST),
         ends_attempt=any(each.failure.ends_attempt for each in failed),
     )
 

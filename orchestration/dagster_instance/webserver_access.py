@@ -34,6 +34,7 @@ from receiver_runtime.sources.fields.request_peer import (
     shown,
 )
 from receiver_runtime.sources.fields.request_target import unreadable_target
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +95,7 @@ class WebserverAccess:
             await refusal.response()(scope, receive, send)
         else:
             await receive()
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.detail[:120]})
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": shortened(refusal.detail, 120)})
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have Dagster answer. What it fails to find by a name is 404, in place of its 500 with a traceback."""

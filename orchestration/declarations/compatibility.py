@@ -125,7 +125,7 @@ def _streams_gone(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
 def _outputs_gone(pipeline: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     new = _new(before, after)
     for name in sorted(before.keys() - after.keys()):
-        yield f"output of {pipeline} {name!r} is gone{f' (renamed? new is {new})' if new else ''}"
+        yield f"output {name!r} of {pipeline} is gone{f' (renamed? new is {new})' if new else ''}"
 
 
 def _new(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SCALING_UP_RATIO = 0.9
 SCALING_DOWN_RATIO = 0.3
 SCALING_INTERVAL = timedelta(seconds=60)
+#: Batches that must have run before people are advised: the first ones after a start also start Spark.
+ADVICE_BATCHES = 3
 
 MAX_EXECUTORS = "spark.dynamicAllocation.maxExecutors"
 

@@ -51,6 +51,7 @@ from tracker_store.batches.run_queue import (
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.outage import SURVIVED, Outage
 from tracker_store.host.code_in_force import loaded_copy
+from tracker_store.long_texts import shortened
 from tracker_store.schema.states import BatchDriverState
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class BatchDriver:
                 if error is None:
                     self._execute_in_dagster(instance, run_id, process_id)
             except BaseException as raised:  # noqa: BLE001  Dagster's interrupt is no Exception; all must be caught
-                log.warning("the run ended with an error", run_id=run_id, error=repr(raised)[:500])
+                log.warning("the run ended with an error", run_id=run_id, error=shortened(repr(raised), 500))
                 error = raised
             is_said = error is None or self._say_end(instance, run_id, error)
         pop_captured_interrupt()
@@ -287,7 +288,8 @@ class BatchDriver:
         try:
             _end_run(instance, run_id, error)
         except Exception as failure:  # noqa: BLE001  an unavailable storage may raise anything
-            log.warning("can't report the run's end to Dagster, trying again", run_id=run_id, error=str(failure)[:500])
+            said = shortened(str(failure), 500)
+            log.warning("can't report the run's end to Dagster, trying again", run_id=run_id, error=said)
             self._unsaid[run_id] = error
             self._is_unsure = True
             self._drain.wait(POLL_SECONDS)
@@ -335,7 +337,7 @@ class BatchDriver:
         try:
             self._session.reset()
         except Exception as error:  # noqa: BLE001  after any error the session can't be trusted
-            self._spoilt = f"its Spark session can't be reset: {error!r}"[:500]
+            self._spoilt = shortened(f"its Spark session can't be reset: {error!r}", 500)
 
     def _cancelling(self, run_id: str) -> None:
         self._states.move(DriverState.CANCELLING, run_id)

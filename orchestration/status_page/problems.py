@@ -12,8 +12,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from orchestration.status_page.reasons import causes, one_line
+from orchestration.status_page.reasons import causes
 from receiver_runtime.sources.fields.units import duration_text
+from tracker_store.long_texts import one_line
 from tracker_store.receivers.receivers import (
     DEGRADED,
     REFUSALS_SHOWN_SECONDS,
@@ -167,7 +168,7 @@ def _quarantined(row: PipelineStatus) -> Iterator[Problem]:
 
 
 def _why_quarantined(row: PipelineStatus) -> str:
-    return one_line(row.quarantine_reason, longest=_REASON)
+    return one_line(row.quarantine_reason, _REASON)
 
 
 def _blocked(row: PipelineStatus) -> Iterator[Problem]:
@@ -176,7 +177,7 @@ def _blocked(row: PipelineStatus) -> Iterator[Problem]:
             f"{row.pipeline} has {row.blocked_batches:,} blocked batch(es), which wait for a block store, a target, "
             "a secret or a key",
             f"forebay batches list --pipeline {row.pipeline} --state BLOCKED",
-            why=one_line(row.retry_reason, longest=_REASON),
+            why=one_line(row.retry_reason, _REASON),
         )
 
 
@@ -185,7 +186,7 @@ def _failed(row: PipelineStatus) -> Iterator[Problem]:
         yield Problem(
             f"{row.pipeline} has {row.failed_batches:,} failed batch(es), to be tried again",
             f"forebay batches list --pipeline {row.pipeline} --state FAILED",
-            why="" if row.blocked_batches else one_line(row.retry_reason, longest=_REASON),
+            why="" if row.blocked_batches else one_line(row.retry_reason, _REASON),
         )
 
 

@@ -1,6 +1,6 @@
 """Say why batches or receivers are as they are: a line for each cause, with how many of them have it.
 
-Owns which reasons count as one cause, and how a long line is shortened. It reads nothing and prints nothing.
+Owns which reasons count as one cause. It reads nothing and prints nothing.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from tracker_store.long_texts import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Row = TypeVar("Row")
 
-# Characters of a cause, at most: some lines of a terminal.
-_LONGEST = 400
-_SHORTENED = " … "
-# A word that the cut leaves a part of; a long one, such as a path, keeps the part.
-_CUT_AT_END, _CUT_AT_BEGIN = re.compile(r"\s\S{0,30}$"), re.compile(r"^\S{0,30}\s")
+#: Characters of a line, at most: some lines of a terminal.
+LONGEST = 400
 _OWN_ADDRESS = "listening on "
 # What differs from one record to the next: values in quotes, and numbers.
 _VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d+")
@@ -54,24 +53,17 @@ def causes(rows: Iterable[Row], reason_of: Callable[[Row], str]) -> list[Cause[R
     """
     found: dict[str, Cause[Row]] = {}
     for row in rows:
-        line = one_line(reason_of(row))
+        line = one_line(reason_of(row), LONGEST)
         if line:
-            cause = line if line.startswith(_OWN_ADDRESS) else _VALUE.sub("", line)
-            found.setdefault(cause, Cause(line, [])).rows.append(row)
+            found.setdefault(cause_in(line), Cause(line, [])).rows.append(row)
     return list(found.values())
 
 
+def cause_in(line: str) -> str:
+    """Return what lines of one cause have in common."""
+    return line if line.startswith(_OWN_ADDRESS) else _VALUE.sub("", line)
+
+
 def is_cut(reason: str) -> bool:
-    """Return whether `one_line` leaves out a part of a reason."""
-    return one_line(reason) != reason.strip()
-
-
-def one_line(reason: str, *, longest: int = _LONGEST) -> str:
-    """Return a reason's first line; of a long one its beginning and its end, which names the root cause."""
-    line = reason.partition("\n")[0].strip()
-    if len(line) <= longest:
-        return line
-    # The root cause may be long itself.
-    kept = longest - len(_SHORTENED)
-    begin, end = line[: kept // 3], line[kept // 3 - kept :]
-    return _CUT_AT_END.sub("", begin) + _SHORTENED + _CUT_AT_BEGIN.sub("", end)
+    """Return whether the line of a reason leaves out a part of it."""
+    return one_line(reason, LONGEST) != reason.strip()

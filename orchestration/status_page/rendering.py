@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
 from orchestration.status_page import addresses, shown
+from tracker_store.long_texts import one_line
 
 if TYPE_CHECKING:
     from orchestration.status_page.addresses import DagsterPages
@@ -45,6 +46,7 @@ class Renderer:
         self._environment.filters |= {
             "count": shown.count,
             "moment": shown.moment,
+            "one_line": one_line,
             "rate": shown.rate,
             "second": shown.second,
             "since": shown.since,

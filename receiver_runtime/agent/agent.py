@@ -257,16 +257,18 @@ class Agent:
     def _report_ended_pids(self, connection: sa.Connection) -> None:
         """End the rows of processes that are known to have ended: their parent saw it, or a check did not find them."""
         machine = socket.gethostname()
+        how_ended = {} if self._batch_drivers is None else self._batch_drivers.how_ended
         while self._ended_pids:
             pid = self._ended_pids[0]
             if pid in self._running_pids():
                 # A child of this agent got the pid while the driver log was unavailable. Only heartbeats can tell whose
                 # rows those are.
-                self._ended_pids.popleft()
+                how_ended.pop(self._ended_pids.popleft(), None)
                 continue
+            why = f"{CRASHED} ({how_ended[pid]})" if pid in how_ended else CRASHED
             # A batch run in that process has its own row, under the machine's name.
-            end_processes_of_pid(connection, hosts=[self._settings.host, machine], pid=pid, why=CRASHED)
-            self._ended_pids.popleft()
+            end_processes_of_pid(connection, hosts=[self._settings.host, machine], pid=pid, why=why)
+            how_ended.pop(self._ended_pids.popleft(), None)
             # A tracker has no row there; ending its leadership lets the next tracker lead at once. Agents without a
             # tracker may lack the right to ask. Asked once: a killed tracker's last statement may hold the row for
             # long, and an agent that waited for it again and again would send no heartbeat. The next tracker then leads

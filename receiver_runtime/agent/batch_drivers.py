@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.agent.child_environment import environment_without
+from receiver_runtime.agent.child_process import describe_exit
 from receiver_runtime.process.process_control import socket_pair
 from receiver_runtime.watching.backoff import Backoff
 from tracker_store.host.process_output import open_child_log
@@ -87,6 +88,8 @@ class BatchDrivers:
             clock: monotonic, in seconds.
         """
         self.wanted = wanted
+        #: How drivers ended that none asked to, by pid; the agent removes those that it has reported.
+        self.how_ended: dict[int, str] = {}
         self._command = command
         self._log_directory = log_directory
         self._clock = clock
@@ -256,7 +259,7 @@ class BatchDrivers:
         else:
             delay = self._backoff.next_delay()
         self._not_before = self._clock() + delay
-        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        ending = self.how_ended[driver.process.pid] = describe_exit(code)
         log.error(
             f"batch driver {ending}", child=driver.name, restart_in=round(delay, 1), last_lines=_tail(driver.log_file)
         )

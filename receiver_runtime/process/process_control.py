@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.watching.exit_codes import ExitCode
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def encode(message: Message) -> bytes:
         case Declined(receiver_id, assignment):
             line = f"declined {receiver_id} {assignment}"
         case Ended(receiver_id, assignment, code, reason):
-            said = " ".join(reason.split())[:_LONGEST_REASON]
+            said = shortened(" ".join(reason.split()), _LONGEST_REASON)
             line = f"ended {receiver_id} {assignment} {int(code)} {said}"
     return line.encode() + b"\n"
 

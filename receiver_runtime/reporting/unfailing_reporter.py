@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.watching.descriptors import explain
+from tracker_store.long_texts import stored
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from receiver_runtime.reporting.receiver_reporter import ReceiverReporter
     from tracker_store.schema.states import ReceiverState
+
+# Characters of an error: with the words before it, it has room in an event, whose message loses the end at 2,000.
+_LONGEST = 1_500
 
 _log = structlog.get_logger(__name__)
 
@@ -59,4 +63,4 @@ class UnfailingReporter:
 
 def describe(error: BaseException | None) -> str:
     """Return an error's type and message, explained where that helps; nothing for None."""
-    return "" if error is None else f"{type(error).__name__}: {explain(error)}"
+    return "" if error is None else stored(f"{type(error).__name__}: {explain(error)}", _LONGEST)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import resource
 
+from tracker_store.long_texts import shortened
+
 #: Asked for where the system sets no limit: Linux's own limit for a process, by default.
 _MOST = 2**20
 
@@ -40,4 +42,4 @@ def explain(error: BaseException) -> str:
             return f"{error}: this machine may have no more open files: raise fs.file-max"
         case _:
             # Some clients put what happened only into an error within theirs.
-            return str(error) or ", ".join(repr(one)[:200] for one in error.args if one not in ("", None))
+            return str(error) or ", ".join(shortened(repr(one), 200) for one in error.args if one not in ("", None))

@@ -140,7 +140,7 @@ def test_an_interval_changes_although_the_code_server_dies_while_it_loads(system
 def test_a_rename_waits_for_apply(system: RunningSystem) -> None:
     edit(system, "def seen", "def shown")
     system.until(
-        "it waits", lambda: "waits for `forebay apply`: output of numbered 'seen' is gone" in last_said(system)
+        "it waits", lambda: "waits for `forebay apply`: output 'seen' of numbered is gone" in last_said(system)
     )
     answer = CliRunner().invoke(app, ["status", "--json"], env={"FOREBAY_HOME": str(system.home)})
     shown = [problem["what"] for problem in json.loads(answer.stdout)["problems"]]

@@ -35,7 +35,8 @@ CANCEL_CHANNEL = "forebay_run_cancel"
 STARTING_COUNTS = timedelta(seconds=60)
 # For how long a run waits for the next driver after one died at work or was left by its agent.
 CRASHED_COUNTS = timedelta(seconds=15)
-# The end reasons of these two: the agent writes the first, the driver itself the second.
+# The end reasons of these two: the agent writes the first, and how in parentheses if it knows; the driver itself the
+# second.
 CRASHED = "its process ended"
 LEFT = "its agent is gone"
 
@@ -169,20 +170,23 @@ def has_ready_driver(connection: sa.Connection, *, location: str, other_than: in
     return ready
 
 
-def crashed_batch_drivers(connection: sa.Connection, *, location: str) -> dict[int, int]:
-    """Return the drivers of `location` whose agent saw them end unasked, for an hour: their pids, by id. No locks."""
+def crashed_batch_drivers(connection: sa.Connection, *, location: str) -> dict[int, tuple[int, str]]:
+    """Return the drivers of `location` whose agent saw them end unasked, for an hour, by id. No locks.
+
+    Each has its pid, and how it ended ("was killed by SIGKILL"); "" if its agent did not see how.
+    """
     with named_failures():
         rows = connection.execute(
             sa.text("""
-                SELECT p.id, p.pid
+                SELECT p.id, p.pid, p.end_reason
                 FROM forebay.batch_drivers d
                 JOIN forebay.processes p ON p.id = d.process_id
-                WHERE d.location = :location AND p.end_reason = :crashed
+                WHERE d.location = :location AND starts_with(p.end_reason, :crashed)
                 ORDER BY p.id
             """),
             {"location": location, "crashed": CRASHED},
         ).all()
-    return {row.id: row.pid for row in rows}
+    return {row.id: (row.pid, row.end_reason.removeprefix(CRASHED).strip(" ()")) for row in rows}
 
 
 def has_waiting_run(connection: sa.Connection, *, location: str) -> bool:
@@ -221,7 +225,7 @@ def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> boo
                             AND (
                                 d.ended_at IS NULL
                                 OR (
-                                    d.end_reason IN (:crashed, :left)
+                                    (starts_with(d.end_reason, :crashed) OR d.end_reason = :left)
                                     AND d.ended_at > clock_timestamp() - CAST(:crashed_counts AS interval)
                                 )
                             )

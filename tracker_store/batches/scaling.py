@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class ScalingDecision:
     """Hold a pipeline's newest decision; `since`: when these numbers were decided first.
 
-    `age`: how long ago it was decided, by the database's clock.
+    `age`: how long ago it was decided, by the database's clock. `newest_batches`: how many batches ran to their end in
+    the last three minutes, or ten intervals if these are longer; after a start there are few.
     """
 
     pipeline: str
@@ -34,6 +35,7 @@ class ScalingDecision:
     since: datetime
     decided_at: datetime
     age: timedelta
+    newest_batches: int
 
 
 def processing_times_since(
@@ -68,12 +70,21 @@ def processing_times_since(
 
 
 def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
-    """Return the newest decision for each declared pipeline that has one. No locks."""
+    """Return the newest decision for each declared pipeline that has one. No locks; costs the `newest_batches`."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
                 SELECT p.name, d.ratio, d.batches, d.executors, d.batch_drivers, d.applied, d.reason, d.since,
-                    d.decided_at, clock_timestamp() - d.decided_at
+                    d.decided_at, clock_timestamp() - d.decided_at,
+                    (
+                        SELECT count(*)
+                        FROM forebay.batches b
+                        WHERE b.pipeline_id = p.id
+                          AND b.state = 'COMPLETED'
+                          AND b.attempt > 0
+                          -- No index is searched for clock_timestamp(), which is volatile.
+                          AND b.batch_time > statement_timestamp() - greatest(interval '3 min', 10 * p.batch_interval)
+                    )
                 FROM forebay.scaling_decisions d
                 JOIN forebay.pipelines p ON p.id = d.pipeline_id
                 WHERE p.removed_at IS NULL

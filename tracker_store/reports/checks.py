@@ -28,6 +28,7 @@ from tracker_store.install.event_triggers import (
 )
 from tracker_store.install.migrate import current_revision, newest_revision, way_out
 from tracker_store.install.programs import FUNCTIONS, function_source, installed_fingerprint, programs_fingerprint
+from tracker_store.long_texts import shortened
 from tracker_store.schema.tables import SCHEMA, metadata
 
 if TYPE_CHECKING:
@@ -492,7 +493,7 @@ def tables_are_as_declared(connection: sa.Connection, pipeline_id: int | None = 
         "tables_are_as_declared",
         "the tables are those that this installation declares",
         len(differences),
-        tuple(str(difference)[:200] for difference in differences[:OFFENDERS_NAMED]),
+        tuple(shortened(str(difference), 200) for difference in differences[:OFFENDERS_NAMED]),
     )
 
 

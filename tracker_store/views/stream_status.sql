@@ -10,11 +10,14 @@ CROSS JOIN LATERAL (
            count(*) FILTER (WHERE r.state = 'INACTIVE') AS inactive,
            count(*) FILTER (WHERE r.state = 'FAILED') AS failed,
            coalesce(sum(newest.total_records), 0)::bigint AS records,
-           coalesce(sum(newest.total_bytes), 0)::bigint AS bytes, max(newest.added_at) AS last_block_at,
+           coalesce(sum(newest.total_bytes), 0)::bigint AS bytes,
+           -- A marker, with which an epoch begins, has no records: it says when a process began.
+           max((SELECT b.added_at FROM forebay.blocks b
+                WHERE b.receiver_id = r.id AND b.records > 0 ORDER BY b.sequence DESC LIMIT 1)) AS last_block_at,
            (sum(stored.uncompressed) / nullif(sum(stored.bytes), 0))::double precision AS uncompressed_share
     FROM forebay.receivers r
     LEFT JOIN LATERAL (
-        SELECT b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
+        SELECT b.total_records, b.total_bytes FROM forebay.blocks b
         WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
     LEFT JOIN LATERAL (
         SELECT t.lz4_bytes + t.zstd_bytes + t.none_bytes AS bytes, t.none_bytes AS uncompressed
@@ -23,7 +26,7 @@ CROSS JOIN LATERAL (
 WHERE s.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.stream_status IS
-    'Each stream: its receivers by state, and what they have registered. Costs two probes per receiver.';
+    'Each stream: its receivers by state, and what they have registered. Costs three probes per receiver.';
 COMMENT ON COLUMN forebay.stream_status.stream IS 'The stream';
 COMMENT ON COLUMN forebay.stream_status.stream_id IS 'The stream''s id';
 COMMENT ON COLUMN forebay.stream_status.receivers IS 'How many receivers it has';
@@ -34,6 +37,6 @@ COMMENT ON COLUMN forebay.stream_status.inactive IS 'How many are INACTIVE: plac
 COMMENT ON COLUMN forebay.stream_status.failed IS 'How many have FAILED: their restarts are used up';
 COMMENT ON COLUMN forebay.stream_status.records IS 'Records registered since its receivers were created';
 COMMENT ON COLUMN forebay.stream_status.bytes IS 'The same in bytes as stored';
-COMMENT ON COLUMN forebay.stream_status.last_block_at IS 'When the newest block or marker was added; null before the first';
+COMMENT ON COLUMN forebay.stream_status.last_block_at IS 'When the newest block was added; null: none is kept';
 COMMENT ON COLUMN forebay.stream_status.uncompressed_share IS
     'The part of their stored bytes in blocks that are not compressed, 0 to 1, in sealed segments; null: none is sealed';

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.status_page.problems import Problem, problems
-from orchestration.status_page.reasons import one_line
+from orchestration.status_page.reasons import LONGEST
 from orchestration.status_page.system_status import status_of
 from tracker_store.host.code_in_force import CodeState
+from tracker_store.long_texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 5.0
 #: Seconds for which a problem that comes and goes is not told of again.
 QUIET_SECONDS = 60.0
-# Characters of a line: a reason may have a thousand, which `forebay status` shows.
-_MOST = 300
 # What counts on while a problem lasts: times, ages, numbers of batches; not the number of a receiver, or in a name.
 _NUMBERS = re.compile(r"(?<![\w/.:-])\d[\d,.:TZ-]*")
 # What depends on a number: the end of its noun, and the verb.
@@ -98,7 +97,7 @@ class ProblemWatch:
 
     def _say(self, key: str, line: str) -> None:
         self._told[key] = self._clock()
-        self._tell(one_line(line, longest=_MOST))
+        self._tell(one_line(line, LONGEST))
 
 
 def _matched(said: Iterable[_Said], found: Iterable[Problem]) -> dict[Problem, _Said]:

@@ -86,7 +86,7 @@ class ProcessWatch:
             self.report(
                 [
                     *map(_of_receiver, events),
-                    *(_of_driver(pid) for process_id, pid in drivers.items() if process_id not in self._drivers),
+                    *(_of_driver(*how) for process_id, how in drivers.items() if process_id not in self._drivers),
                 ]
             )
         self._drivers = set(drivers)
@@ -134,5 +134,5 @@ def _of_receiver(event: ListenerEvent) -> End:
     return End(name, event.message, f"forebay logs {name}")
 
 
-def _of_driver(pid: int) -> End:
-    return End("batch driver", f"its process (pid {pid}) ended unasked", "forebay logs agent")
+def _of_driver(pid: int, how: str) -> End:
+    return End("batch driver", f"its process (pid {pid}) {how or 'ended unasked'}", "forebay logs agent")

@@ -11,7 +11,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from forebay.cli.commands.stop import what_is_open
+from forebay.cli.commands.stop import OpenWork, lasting, quarantined, what_is_open
 from tracker_store.batches.pipeline_states import stop_pipelines, stop_progress
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.connection.engine import connect
@@ -42,21 +42,23 @@ class DrainResult(StrEnum):
 
 
 class _Printer:
-    """Print what each pipeline waits for, when it changes and every `REPORT_SECONDS`."""
+    """Print what each pipeline waits for, when more than a number changes, and every `REPORT_SECONDS`."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._said: dict[str, tuple[str, float]] = {}
+        self._work = OpenWork()
 
-    def waits(self, pipeline: str, for_what: str, seconds_left: float) -> None:
-        said, at = self._said.get(pipeline, ("", 0.0))
+    def waits(self, row: StopProgress, seconds_left: float) -> None:
+        for_what, why = self._work.of(row)
+        said, at = self._said.get(row.pipeline, ("", 0.0))
         now = time.monotonic()
-        if said != for_what or now - at >= REPORT_SECONDS:
-            self._said[pipeline] = (for_what, now)
-            self._tell(f"{pipeline}: stopping; {for_what}; at most {max(0.0, seconds_left):.0f} s more")
+        if why or lasting(said) != lasting(for_what) or now - at >= REPORT_SECONDS:
+            self._said[row.pipeline] = (for_what, now)
+            self._tell(f"{row.pipeline}: stopping; {for_what}{why}; at most {max(0.0, seconds_left):.0f} s more")
 
     def once(self, pipeline: str, what: str) -> None:
-        if self._said.get(pipeline, ("", 0.0))[0] != what:
+        if lasting(self._said.get(pipeline, ("", 0.0))[0]) != lasting(what):
             self._said[pipeline] = (what, time.monotonic())
             self._tell(f"{pipeline}: {what}")
 
@@ -93,7 +95,7 @@ def drain_pipelines(
             if not waiting:
                 return DrainResult.DRAINED
             for row in waiting:
-                printer.waits(row.pipeline, what_is_open(row), deadline - time.monotonic())
+                printer.waits(row, deadline - time.monotonic())
         if time.monotonic() >= deadline:
             return DrainResult.TIMED_OUT
         time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
@@ -113,8 +115,8 @@ def _waiting(connection: sa.Connection, pipelines: Sequence[str], printer: _Prin
     waiting = []
     for row in stop_progress(connection, pipelines):
         if row.state is not PipelineState.STOPPING:
-            quarantined = f"; {row.quarantined_batches} batch(es) are quarantined" if row.quarantined_batches else ""
-            printer.once(row.pipeline, f"{row.state.lower()}{quarantined}")
+            kept = f"; {quarantined(row)}" if row.quarantined_batches else ""
+            printer.once(row.pipeline, f"{row.state.lower()}{kept}")
         elif row.pipeline in halted:
             printer.once(row.pipeline, f"halted by a quarantined batch, which waits for a person; {what_is_open(row)}")
         else:

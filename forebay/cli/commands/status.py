@@ -32,7 +32,7 @@ from forebay.cli.terminal.many_rows import (
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
-from orchestration.policies.executor_allocation import scaling
+from orchestration.policies.executor_allocation import ADVICE_BATCHES, scaling
 from orchestration.status_page.problems import problems
 from orchestration.status_page.reasons import causes
 from orchestration.status_page.system_status import DRIVER_LOG, system_status
@@ -360,9 +360,11 @@ def _show_left_out(console: Console, count: int, what: str, view: str) -> None:
 def _show_scaling(console: Console, found: SystemStatus) -> None:
     decided = found.decisions or []
     for decision in decided:
-        console.print(f"{decision.pipeline}: {decision.reason}.", markup=False, soft_wrap=True)
+        if decision.applied or decision.newest_batches >= ADVICE_BATCHES:
+            console.print(f"{decision.pipeline}: {decision.reason}.", markup=False, soft_wrap=True)
     for row in _scalings(found) or []:
-        if row["executors"] > 0 and row["pipeline"] not in {decision.pipeline for decision in decided}:
+        is_advice = row["executors"] > 0 and row["batches"] >= ADVICE_BATCHES
+        if is_advice and row["pipeline"] not in {decision.pipeline for decision in decided}:
             console.print(
                 f"Batches of {row['pipeline']} take {row['ratio']:.0%} of their interval (mean of {row['batches']}): "
                 f"lengthen the interval, or give Spark more: {row['executors']} executors, by Spark Streaming's rule."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,8 +20,10 @@ from forebay.cli.services.running_module import declared_here
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from orchestration.declarations.settings import Settings
+from orchestration.status_page.reasons import LONGEST, cause_in
 from receiver_runtime.sources.fields.units import parse_duration
 from tracker_store.batches import pipeline_states as store
+from tracker_store.long_texts import one_line
 from tracker_store.receivers.leadership import read_leadership
 from tracker_store.schema.states import BatchState, PipelineState
 
@@ -35,7 +37,8 @@ POLL_SECONDS = 0.25
 DEFAULT_TIMEOUT = "10m"
 #: Seconds between two lines that differ in a number alone.
 NUMBERS_SECONDS = 5.0
-_NUMBER = re.compile(r"\d[\d,]*")
+# What differs from one line to the next while a pipeline waits: numbers, and the state of a batch that is tried again.
+_PASSING = re.compile(r"\d[\d,]*|RUNNING|FAILED|BLOCKED")
 # Seconds: a leading tracker raises its counter each second.
 LEADER_SECONDS = 5.0
 _WAY_OUT = (
@@ -61,6 +64,28 @@ def _seconds(value: str) -> float:
     return seconds
 
 
+class OpenWork:
+    """Say what stopping pipelines wait for, and each cause of a failure once: again only after another cause."""
+
+    def __init__(self) -> None:
+        self._causes: dict[str, str] = {}
+
+    def of(self, progress: store.StopProgress) -> tuple[str, str]:
+        """Return what a pipeline waits for, and why in one line; "" for a cause that it returned already."""
+        why = one_line(progress.batch_reason or "", LONGEST)
+        # A batch that is tried again has no reason while it runs: that is no other cause.
+        if why:
+            cause = cause_in(why)
+            why = "" if self._causes.get(progress.pipeline) == cause else f" ({why})"
+            self._causes[progress.pipeline] = cause
+        return what_is_open(replace(progress, batch_reason=None)), why
+
+
+def lasting(line: str) -> str:
+    """Return what of a line does not change while a pipeline waits for the same."""
+    return _PASSING.sub("", line)
+
+
 def what_is_open(progress: store.StopProgress) -> str:
     """Return in one line what a stopping pipeline still waits for; empty parts are left out."""
     said = []
@@ -73,15 +98,23 @@ def what_is_open(progress: store.StopProgress) -> str:
             f"batch {progress.batch_time:%Y-%m-%d %H:%M:%S}Z {progress.batch_state}, attempt {progress.batch_attempt}"
         )
         more = f", {progress.unfinished_batches - 1} more" if progress.unfinished_batches > 1 else ""
-        why = f" ({progress.batch_reason})" if progress.batch_reason else ""
+        why = f" ({one_line(progress.batch_reason, LONGEST)})" if progress.batch_reason else ""
         said.append(batch + more + why)
     return "; ".join(said) or "the tracker's next look"
+
+
+def quarantined(row: store.StopProgress) -> str:
+    """Return how many batches are quarantined, and the command that shows them."""
+    return (
+        f"{row.quarantined_batches} batch(es) are quarantined, and some or all of their outputs did not come out: "
+        f"forebay batches list --pipeline {row.pipeline} --state QUARANTINED"
+    )
 
 
 def left_behind(row: store.StopProgress) -> Iterator[str]:
     """Yield what of a stopped pipeline has not come out, in a line each."""
     if row.quarantined_batches:
-        yield f"{row.pipeline}: {row.quarantined_batches} batch(es) are quarantined and did not come out."
+        yield f"{row.pipeline}: {quarantined(row)}"
     if row.waiting_records:
         yield (
             f"{row.pipeline}: {row.waiting_records:,} records came after it was stopped, because another pipeline "
@@ -243,20 +276,20 @@ class _CodeWatch:
 
 
 def _progress_printer(console: Console) -> Callable[[store.StopProgress], None]:
-    """Return a function that prints a pipeline's progress when it has changed; where only a number has, not at once."""
+    """Return a function that prints a pipeline's progress when it has changed; what only passes, not at once."""
     said: dict[str, tuple[str, float]] = {}
+    work = OpenWork()
 
     def tell(progress: store.StopProgress) -> None:
-        now = (
-            f"stopping; {what_is_open(progress)}"
-            if progress.state is PipelineState.STOPPING
-            else progress.state.lower()
-        )
+        now, why = progress.state.lower(), ""
+        if progress.state is PipelineState.STOPPING:
+            is_open, why = work.of(progress)
+            now = f"stopping; {is_open}"
         before, at = said.get(progress.pipeline, ("", 0.0))
-        is_other = _NUMBER.sub("", before) != _NUMBER.sub("", now)
+        is_other = bool(why) or lasting(before) != lasting(now)
         if is_other or (before != now and time.monotonic() - at >= NUMBERS_SECONDS):
             said[progress.pipeline] = now, time.monotonic()
-            console.print(f"{progress.pipeline}: {now}", markup=False)
+            console.print(f"{progress.pipeline}: {now}{why}", markup=False)
 
     return tell
 

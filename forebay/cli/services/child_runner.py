@@ -36,6 +36,7 @@ from receiver_runtime.agent.child_environment import environment_without
 from receiver_runtime.agent.process_ends import ProcessEnds
 from tracker_store.host.log_files import open_log
 from tracker_store.host.terminal_text import escaped
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,7 +351,7 @@ def _reason(log_file: Path, logged: int) -> str:
     # No fault of the disk may end the thread that starts the process again.
     with contextlib.suppress(OSError):
         lines = [line.strip() for line in _tail(log_file, most_bytes=written).splitlines() if line.strip()]
-    return f"; its log ends: {escaped(lines[-1][:_MOST_REASON])}" if lines else ""
+    return f"; its log ends: {escaped(shortened(lines[-1], _MOST_REASON))}" if lines else ""
 
 
 def _tail(log_file: Path, *, most_bytes: int = 8192) -> str:

@@ -14,6 +14,7 @@ from io import UnsupportedOperation
 from typing import IO, TYPE_CHECKING
 
 from tracker_store.host.log_files import open_log
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,4 +103,4 @@ def without_stack(error: str) -> str:
         # The last line of a Python stack is the error itself; the lines above it are indented.
         raised = [line for line in stack.splitlines() if line.strip() and not line[0].isspace()]
         lines = [*lines[:1], *raised]
-    return "\n".join(line[:_LONGEST_LINE] for line in lines[:_MOST_LINES])
+    return "\n".join(shortened(line, _LONGEST_LINE) for line in lines[:_MOST_LINES])

@@ -27,6 +27,7 @@ from tracker_store.batches.input_metadata import InputMetadata, input_metadata
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect_once
 from tracker_store.connection.errors import DriverLogError
+from tracker_store.long_texts import shortened
 from tracker_store.reports.batch_statistics import BatchFigures, batch_figures
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _observe_failure(context: dg.AssetExecutionContext, pipeline: Pipeline, batc
             )
         )
     except Exception as error:  # noqa: BLE001  a storage may raise anything
-        log.warning("can't report where the failed batch is shown", error=str(error)[:500])
+        log.warning("can't report where the failed batch is shown", error=shortened(str(error), 500))
 
 
 def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> tuple[BatchFigures, InputMetadata] | None:

@@ -13,6 +13,7 @@ import dagster as dg
 import structlog
 
 from orchestration.dagster_defs.shared.partitions import partition_key
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -70,7 +71,7 @@ class CommittedOutputs:
         try:
             self._report(batch_time, result)
         except Exception as error:  # noqa: BLE001  a storage may raise anything
-            log.warning("can't report an output to Dagster, trying again at the end", error=str(error)[:500])
+            log.warning("can't report an output to Dagster, trying again at the end", error=shortened(str(error), 500))
             self._left.append((batch_time, result))
 
     def finish(self) -> None:

@@ -22,6 +22,7 @@ from orchestration.declarations.pipeline import Pipeline, Stream
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from tracker_store.connection.engine import connect_once
 from tracker_store.connection.errors import DriverLogError
+from tracker_store.long_texts import one_line
 from tracker_store.receivers.receivers import failed_receivers, restart_receiver
 
 RECEIVER_TAG = "forebay/receiver"
@@ -184,7 +185,7 @@ def receiver_sensor(
                     tags={
                         PIPELINE_TAG: pipeline.name,
                         RECEIVER_TAG: restart.receiver,
-                        REASON_TAG: restart.reason[:_REASON_TAG_LENGTH],
+                        REASON_TAG: one_line(restart.reason, _REASON_TAG_LENGTH),
                     },
                 )
                 for restart in due

@@ -11,6 +11,8 @@ from typing import Any
 import dagster as dg
 import structlog
 
+from tracker_store.long_texts import one_line, shortened
+
 _MOST_EVENTS = 20  # newest events read: the reason why a run died at its start comes shortly before its end
 _LONGEST = 1_000  # characters
 _LONGEST_TAG = 250  # characters: a list shows a line
@@ -22,11 +24,11 @@ log = structlog.get_logger(__name__)
 
 def tag_cause(instance: dg.DagsterInstance, run_id: str, cause: str) -> None:
     """Give a run the first line of its cause as a tag. Never raises: the run's own events have the whole cause."""
-    line = " ".join(cause.strip().partition("\n")[0].split())[:_LONGEST_TAG]
+    line = one_line(cause.strip(), _LONGEST_TAG)
     try:
         instance.add_run_tags(run_id, {CAUSE_TAG: line})
     except Exception as error:  # noqa: BLE001  a storage may raise anything
-        log.warning("can't tag a run with the cause of its failure", run_id=run_id, error=str(error)[:500])
+        log.warning("can't tag a run with the cause of its failure", run_id=run_id, error=shortened(str(error), 500))
 
 
 def why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
@@ -46,7 +48,7 @@ def why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
         while error.cause is not None:
             error = error.cause
         said = error.message
-    return _without_the_others(" ".join(said.split()))[:_LONGEST]
+    return shortened(_without_the_others(" ".join(said.split())), _LONGEST)
 
 
 def _without_the_others(said: str) -> str:

@@ -263,7 +263,7 @@ def unmergeable(
     lacking = f"the table {target} has no unique constraint on its key ({names}), checked at once and of all rows"
     if can_have_none:
         return [f"{lacking}, and can have none: it is partitioned by other columns. Give the output another table"]
-    first = "if several rows have one key, first delete all but the newest of them (docs/how-to/outputs.md)"
+    first = "if several rows have one key, first delete all but the newest of them, as in docs/how-to/outputs.md"
     return [f"{lacking}, which merging needs: {statement}; {first}"]
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.postgres.postgres_statements import quoted
 from orchestration.sinks.postgres.postgres_unique_indexes import unique_indexes
-from orchestration.sinks.refused_rows import MOST_REFUSED, RefusedRow, cut, row_as_json, shown
+from orchestration.sinks.refused_rows import MOST_REFUSED, RefusedRow, row_as_json, shown
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ OF_NO_ROW = re.compile("08|25|2D|3B|40|53|55P03|57|58|72|2200H|XX00[12]")
 _IN_DOUBT = re.compile("0[0-3]|0[ABFLPZ]|2[468BF]|3[4DF]|42|55|F0|HV|XX")
 _REPEATED = "several rows of the batch have this key, and one can be kept: group by the key, or drop all but one"
 _NOT_NULL, _CHECK = "23502", "23514"  # their details repeat the row
+_MOST_DETAIL = 200  # characters
 # How a column's value is shown, as refused rows of a task have it; `to_json` for any other type.
 _SHOWN = {
     "bytea": "encode({0}, 'hex')",
@@ -160,7 +162,7 @@ class RowErrors:
         detail, said = error.diag.message_detail, error.diag.message_primary
         is_the_row = error.pgcode == _NOT_NULL or (error.pgcode == _CHECK and error.diag.constraint_name)
         if detail and not is_the_row:
-            said += f" ({cut(detail)})"
+            said += f" ({shortened(detail, _MOST_DETAIL)})"
         if constraint.drop:
             said += f" (go back to mode='merge', which made it, or: {constraint.drop})"
         return _reason(row, [name for name in constraint.columns or [error.diag.column_name] if name in row], said)

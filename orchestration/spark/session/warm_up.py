@@ -11,6 +11,7 @@ import structlog
 from orchestration.spark.reading.batch_reader import columns_of_stream
 from orchestration.spark.reading.block_reader import spark_schema
 from orchestration.spark.reading.data_source import FORMAT
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,4 +50,4 @@ def warm_up(session: SparkSession, settings: Settings, pipelines: Sequence[Pipel
         with tempfile.TemporaryDirectory(prefix="forebay-warm-") as directory:
             nothing.groupBy(nothing.columns[0]).count().write.parquet(f"{directory}/nothing")
     except Exception as error:  # noqa: BLE001  any failure is only logged: see above
-        log.warning("the warm-up failed; the first batch will be slower", error=str(error)[:500])
+        log.warning("the warm-up failed; the first batch will be slower", error=shortened(str(error), 500))

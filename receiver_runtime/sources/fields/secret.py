@@ -74,9 +74,8 @@ class Secret:
             found = os.environ.get(name, "")
             if not found:
                 raise SecretError(
-                    f"the environment variable {name} is not set in this process. It comes from `forebay agent`, for "
-                    "an output from Dagster's code server too, or for both from `forebay up`: set "
-                    f"{name} there, and start that again"
+                    f"the environment variable {name} is not set in this process. Set it where `forebay agent` and "
+                    f"Dagster's code server start, or where `forebay up` starts both, and start that again: {name}"
                 )
             return found
         path = Path(self.reference.removeprefix(_FILE))

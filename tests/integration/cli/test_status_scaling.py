@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from tests.support.driver_log.log import INTERVAL, make_log
 from tracker_store.batches import batches
+from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.batches.scaling import record_scaling, scaling_decision
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
@@ -48,9 +50,10 @@ def run_batches(engine: sa.Engine, parts: Sequence[float]) -> None:
 @pytest.mark.parametrize(
     ("parts", "ratio", "executors", "said"),
     [
-        ([0.5, 0.7], 0.6, 0, False),
-        ([0.9, 2.3], 1.6, 2, True),
-        ([0.1, 0.2], 0.15, -1, False),
+        ([0.5, 0.7, 0.6], 0.6, 0, False),
+        ([0.9, 2.3, 1.6], 1.6, 2, True),
+        ([0.9, 2.3], 1.6, 2, False),
+        ([0.1, 0.2, 0.15], 0.15, -1, False),
     ],
 )
 def test_o04_status_recommends_executors_by_how_long_batches_take(
@@ -66,7 +69,30 @@ def test_o04_status_recommends_executors_by_how_long_batches_take(
     run_batches(engine, parts)
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     report = json.loads(CliRunner().invoke(app, ["status", "--within", "60", "--json"]).stdout)
-    expected = {"pipeline": "words", "ratio": ratio, "batches": 2, "executors": executors}
+    expected = {"pipeline": "words", "ratio": ratio, "batches": len(parts), "executors": executors}
     assert report["scaling"] == [expected]
     shown = CliRunner().invoke(app, ["status", "--within", "60"]).output
     assert ("by Spark Streaming's rule" in " ".join(shown.split())) == said
+
+
+def test_a_decision_is_read_with_how_many_batches_ran_lately(engine: sa.Engine) -> None:
+    run_batches(engine, [0.5, 0.7])
+    with connect(engine) as connection:
+        pipeline_id = get_pipeline(connection, "words").pipeline_id
+        record_scaling(
+            connection,
+            pipeline_id=pipeline_id,
+            ratio=0.6,
+            batches=2,
+            executors=1,
+            batch_drivers=1,
+            applied=False,
+            reason="as before",
+        )
+        decision = scaling_decision(connection, "words")
+        assert decision is not None
+        assert decision.newest_batches == 2, "the failed one does not count"
+        connection.execute(sa.text("UPDATE forebay.batches SET batch_time = batch_time - interval '3 minutes'"))
+        decision = scaling_decision(connection, "words")
+        assert decision is not None
+        assert decision.newest_batches == 0

@@ -339,6 +339,17 @@ def test_k07_k08_the_last_error_is_kept_with_its_time(connection: sa.Connection,
     assert status["last_error_at"] == times
 
 
+def test_the_last_block_is_not_the_marker_of_a_process_that_began_later(connection: sa.Connection, log: Log) -> None:
+    receiver = log.receiver_ids[0]
+    last = "SELECT last_block_at FROM forebay.{} WHERE last_block_at IS NOT NULL"
+    claim_anew(connection, receiver)
+    views = ("receiver_status", "stream_status")
+    assert [connection.execute(sa.text(last.format(view))).scalars().all() for view in views] == [[], []]
+    log.add_at(receiver, NOON)
+    claim_anew(connection, receiver)
+    assert [connection.execute(sa.text(last.format(view))).scalars().all() for view in views] == [[NOON], [NOON]]
+
+
 def test_no_view_and_no_column_is_without_a_comment(connection: sa.Connection) -> None:
     silent = rows(
         connection,

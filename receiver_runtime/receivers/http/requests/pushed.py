@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from tracker_store.long_texts import shortened
+
 if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.frame import DeadLetterReason
 
@@ -17,9 +19,8 @@ if TYPE_CHECKING:
 #: longer than a sender waits.
 MOST_REJECTED = 10_000
 
-# A refusal repeats what was sent. Characters that are kept of a longer one: its begin names the thing, its end the way
-# out.
-_DETAIL_BEGIN, _DETAIL_END = 600, 300
+#: Characters of a refusal, which repeats what was sent: no sender makes answers of the size of its body.
+LONGEST_DETAIL = 900
 
 #: A request's headers: names in lower case, values as they came.
 Headers = Sequence[tuple[bytes, bytes]]
@@ -63,15 +64,8 @@ class PushRefusedError(ValueError):
     """Refuse a request as a whole. The message names the thing, the value and how to fix it."""
 
     def __init__(self, status: int, detail: str) -> None:
-        super().__init__(shortened(detail))
+        super().__init__(shortened(detail, LONGEST_DETAIL))
         self.status = status
-
-
-def shortened(detail: str) -> str:
-    """Return a refusal's detail without its middle if it is long: no sender makes answers of the size of its body."""
-    if len(detail) <= _DETAIL_BEGIN + _DETAIL_END:
-        return detail
-    return f"{detail[:_DETAIL_BEGIN]} … {detail[-_DETAIL_END:]}"
 
 
 def header(headers: Headers, name: bytes) -> str | None:

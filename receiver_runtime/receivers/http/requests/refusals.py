@@ -5,8 +5,9 @@ This module never decides whether a request is refused.
 
 from __future__ import annotations
 
-from receiver_runtime.receivers.http.requests.pushed import shortened
+from receiver_runtime.receivers.http.requests.pushed import LONGEST_DETAIL
 from receiver_runtime.receivers.http.requests.route import Refused
+from tracker_store.long_texts import shortened
 
 #: Seconds until a sender tries again, where the reason passes by itself: a full buffer, a receiver that restarts.
 RETRY_SECONDS = 1
@@ -49,4 +50,4 @@ def refusal(status: int, detail: str, *, retry_after: int | None = None, **heade
         headers: more headers of the answer, with underscores in place of hyphens.
     """
     named = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    return RefusedError(Refused(status, shortened(detail), retry_after, named))
+    return RefusedError(Refused(status, shortened(detail, LONGEST_DETAIL), retry_after, named))

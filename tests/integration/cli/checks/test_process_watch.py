@@ -44,7 +44,7 @@ def test_each_end_that_none_asked_for_is_told_once(connection: sa.Connection) ->
     watch.look(connection)
     report(ReceiverEventKind.STOPPED, "stopped")
     report(ReceiverEventKind.EXITED, KILLED)
-    deregister_process(connection, killed, CRASHED)
+    deregister_process(connection, killed, f"{CRASHED} (was killed by SIGKILL)")
     deregister_process(connection, stopped)
 
     def look() -> bool:
@@ -56,6 +56,6 @@ def test_each_end_that_none_asked_for_is_told_once(connection: sa.Connection) ->
     eventually(look, "both ends are told")
     look()
     assert sorted(told) == [
-        "batch driver: its process (pid 7) ended unasked: forebay logs agent",
+        "batch driver: its process (pid 7) was killed by SIGKILL: forebay logs agent",
         f"lines/1: {KILLED}: forebay logs lines/1",
     ]

@@ -138,7 +138,7 @@ CUSTOM = 'CustomSource(receiver="own:Tail")'
         ([("port=9999", "port=9998")], ""),
         ([("    return lines", "    return lines.distinct()")], ""),
         ([("@pipeline.output(inputs=[lines]", MORE + "@pipeline.output(inputs=[lines]")], ""),
-        ([("def counts", "def numbers")], "output of words 'counts' is gone (renamed? new is numbers)"),
+        ([("def counts", "def numbers")], "output 'counts' of words is gone (renamed? new is numbers)"),
         (
             [('Stream("lines"', 'Stream("rows"')],
             (

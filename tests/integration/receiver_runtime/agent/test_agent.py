@@ -16,6 +16,7 @@ from forebay.testing.receiver_processes import eventually
 from receiver_runtime.agent import agent as agent_module
 from receiver_runtime.agent import child_process, receiver_processes, spare_keeper
 from receiver_runtime.agent.agent import Agent, AgentSettings
+from receiver_runtime.agent.batch_drivers import BatchDrivers
 from receiver_runtime.agent.left_processes import LeftProcesses
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
@@ -184,6 +185,21 @@ def test_a_leadership_that_can_not_be_ended_now_is_left_to_expire(
             agent._tick(connection)
         agent._tick(connection)
     assert len(asked) == 1
+
+
+def test_the_end_of_a_batch_driver_is_recorded_with_how_it_ended(engine: sa.Engine, tmp_path: Path) -> None:
+    pid = 2**31 - 1
+    drivers = BatchDrivers([], tmp_path)
+    settings = AgentSettings("here", "here", 1, lambda _: [], {}, tmp_path)
+    agent = Agent(engine, settings, batch_drivers=drivers)
+    with connect(engine) as connection:
+        register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="d", host="here", pid=pid)
+        drivers.how_ended[pid] = "was killed by SIGKILL"
+        agent._ended_pids.append(pid)
+        agent._report_ended_pids(connection)
+        reason = connection.execute(sa.text("SELECT end_reason FROM forebay.processes")).scalar_one()
+    assert reason == "its process ended (was killed by SIGKILL)"
+    assert not drivers.how_ended, "a later process may have the pid"
 
 
 def test_an_agent_reports_the_end_of_each_process_that_a_killed_agent_left(database_url: str, tmp_path: Path) -> None:

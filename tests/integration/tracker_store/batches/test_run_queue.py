@@ -101,7 +101,7 @@ def test_a_driver_that_never_gets_ready_is_not_waited_for(connection: sa.Connect
     assert not enqueue_run(connection, run_id="r1", location=LOCATION)
 
 
-@pytest.mark.parametrize("reason", [CRASHED, LEFT])
+@pytest.mark.parametrize("reason", [CRASHED, f"{CRASHED} (was killed by SIGKILL)", LEFT])
 def test_a_driver_that_died_at_work_counts_for_a_moment_because_a_successor_starts(
     connection: sa.Connection, reason: str
 ) -> None:

@@ -24,7 +24,7 @@ def test_a_problem_is_told_once_however_its_numbers_change_and_its_end_too() -> 
     assert told[0] == f"{failed.what}: forebay batches list"
     assert told[1].startswith("clicks/1 is degraded: xxx")
     assert told[1].endswith("x: forebay receivers list"), "the command survives"
-    assert len(told[1]) == 300
+    assert len(told[1]) == 400
     assert len(told) == 2
     # It comes and goes: neither is told before some time has passed.
     for _ in range(3):

@@ -14,6 +14,7 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.many_rows import MOST_ROWS, SHORT_ROWS
 from forebay.cli.terminal.row_json import to_json
 from orchestration.status_page.system_status import SystemStatus
+from tracker_store.batches.scaling import ScalingDecision
 from tracker_store.receivers.receivers import NOT_STORING
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
@@ -93,6 +94,16 @@ def test_receivers_with_one_reason_are_one_line() -> None:
     rows = [replace(receiver(number), reason=f"degraded: port {number} is in use") for number in range(1, 7)]
     reasons = [line for line in shown(system(rows)) if "in use" in line and "forebay" not in line]
     assert reasons == ["stream_1/1 and 5 more: degraded: port 1 is in use"]
+
+
+@pytest.mark.parametrize(("newest_batches", "applied", "said"), [(2, False, False), (3, False, True), (1, True, True)])
+def test_advice_on_spark_s_size_is_shown_when_some_batches_have_run(
+    newest_batches: int, *, applied: bool, said: bool
+) -> None:
+    advice = "batches take 257% of their interval (mean of 1): 2 executors instead of 1"
+    decision = ScalingDecision("words", 2.57, 1, 2, 1, applied, advice, NOON, NOON, SECOND, newest_batches)
+    lines = shown(replace(system([]), decisions=[decision]))
+    assert (f"words: {advice}." in lines) is said
 
 
 def test_a_large_installation_sees_sums_and_who_needs_attention() -> None:

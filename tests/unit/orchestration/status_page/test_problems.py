@@ -10,7 +10,12 @@ import pyarrow as pa
 import pytest
 
 from forebay import EnvVar, Secret
+from forebay.cli.checks.problem_watch import ProblemWatch
+from orchestration.batches.attempt_failure import failure_of
+from orchestration.batches.attempt_outputs import FailedOutput, OutputsFailedError
 from orchestration.block_checks.bounded_scans import Unreachable
+from orchestration.declarations.sink import TargetUnavailableError
+from orchestration.sinks.refused_rows import KEEP_WAY_OUT, RefusedRow, RefusedRows, RefusedRowsError
 from orchestration.status_page.problems import problems
 from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
 from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys
@@ -241,8 +246,30 @@ def test_a_trouble_whose_words_change_stays_the_same_one() -> None:
 
 
 # As long as they may be, where a reason begins with them.
-_OUTPUT = f"output '{'counts_by_hour_' * 4}' of pipeline '{'orders_of_all_shops_' * 3}': "
+_PIPELINE = "orders_of_all_shops_" * 3
+_OUTPUT = f"output '{'counts_by_hour_' * 4}' of pipeline '{_PIPELINE}': "
 _VARIABLE = "FOREBAY_TEST_A_TARGET_THAT_IS_NOT_SET"
+BLOCKED = replace(HEALTHY, blocked_batches=1)
+FAILED = replace(HEALTHY, failed_batches=1)
+
+
+def failed(output: str, error: Exception) -> FailedOutput:
+    return FailedOutput(output, error, failure_of(error, lambda: None))
+
+
+def told(error: Exception, pipeline: PipelineStatus) -> list[str]:
+    """Return the lines of `forebay status` and `forebay up` on an output's error, as the driver log has it.
+
+    The output is the only one of its pipeline, or another one failed too and a third did not run.
+    """
+    one, other = failed("counts_by_hour", error), failed("others", ValueError("no number: " + "x" * 3_000))
+    found = []
+    for reason in (one.failure.message, OutputsFailedError(3, [other, one], ["the_last_one"]).failure.message):
+        wrong = system(pipeline=replace(pipeline, pipeline=_PIPELINE, retry_reason=reason))
+        found += lines(wrong)
+        ProblemWatch(found.append).compare(problems(wrong))
+    assert len(found) == 4
+    return found
 
 
 @pytest.mark.parametrize(
@@ -265,12 +292,11 @@ def test_a_shortened_reason_names_the_secret_s_file_and_the_way_out(
     # A folder of tests has a long name by itself: a place of 60 characters stands for it.
     place = "/run/secrets/of_the_shop/in_production/target_of_all_orders"
     reason = f"{_OUTPUT}{raised.value}".replace(str(file), place)
-    [blocked] = lines(system(pipeline=replace(HEALTHY, blocked_batches=1, retry_reason=reason)))
-    assert f"{said}{place}): forebay batches list" in blocked
+    for line in told(TargetUnavailableError(reason), BLOCKED):
+        assert f"{said}{place}): forebay batches list" in line
     # A name that is longer than the line is cut within.
-    far = reason.replace(place, "/folder" * 40 + place)
-    [blocked] = lines(system(pipeline=replace(HEALTHY, blocked_batches=1, retry_reason=far)))
-    assert f"{place}): forebay batches list" in blocked
+    for line in told(TargetUnavailableError(reason.replace(place, "/folder" * 40 + place)), BLOCKED):
+        assert f"{place}): forebay batches list" in line
 
 
 def test_a_shortened_reason_names_the_variable_and_the_way_out() -> None:
@@ -278,15 +304,25 @@ def test_a_shortened_reason_names_the_variable_and_the_way_out() -> None:
         EnvVar(_VARIABLE).resolve()
     with pytest.raises(BlockKeyError) as of_a_key:
         BlockKey.read(EnvVar(_VARIABLE))
-    for error in (raised.value, of_a_key.value):
-        waits = replace(HEALTHY, blocked_batches=1, retry_reason=f"{_OUTPUT}{error}")
-        [blocked] = lines(system(pipeline=waits))
-        assert f"`forebay up`: set {_VARIABLE} there, and start that again): forebay batches list" in blocked
+    for error in (TargetUnavailableError(f"{_OUTPUT}{raised.value}"), of_a_key.value):
+        for line in told(error, BLOCKED):
+            said = f"where `forebay up` starts both, and start that again: {_VARIABLE}"
+            assert f"{said}): forebay batches list --pipeline {_PIPELINE} --state BLOCKED" in line
 
 
 def test_a_shortened_reason_names_the_setting_and_the_key_of_an_encrypted_block() -> None:
     payload = pa.py_buffer(bytes.fromhex("0123456789abcdef") + bytes(60))
     with pytest.raises(BlockKeyError) as raised:
         BlockKeys().decrypt(payload, b"", "s3://bucket/" + "folder/" * 30, 0)
-    [blocked] = lines(system(pipeline=replace(HEALTHY, blocked_batches=1, retry_reason=str(raised.value))))
-    assert "name in FOREBAY_BLOCK_KEYS_FOR_READING the key 0123456789abcdef): forebay batches list" in blocked
+    for line in told(raised.value, BLOCKED):
+        assert "name in FOREBAY_BLOCK_KEYS_FOR_READING the key 0123456789abcdef): forebay batches list" in line
+
+
+def test_a_shortened_reason_of_a_refused_row_keeps_the_way_out() -> None:
+    refused = RefusedRows(way_out=KEEP_WAY_OUT)
+    said = 'duplicate key value violates unique constraint "orders_item_key" (Key (item)=(item3) already exists.)'
+    refused.add(RefusedRow("{}", f"column item is 'item3': {said}"))
+    with pytest.raises(RefusedRowsError) as raised:
+        refused.end()
+    for line in told(raised.value, FAILED):
+        assert 'put aside by on_bad_rows="dead_letter"): forebay batches list' in line

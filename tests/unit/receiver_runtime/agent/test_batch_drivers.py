@@ -107,6 +107,7 @@ def test_a_killed_driver_is_reported_and_started_again(rig: Rig) -> None:
     psutil.Process(old).kill()
     rig.until("another one is ready", lambda: rig.ready() and rig.ready() != [old])
     assert rig.ended == [old]
+    assert rig.drivers.how_ended == {old: "was killed by SIGKILL"}
 
 
 def test_a_driver_that_ran_for_a_while_is_restarted_at_once(rig: Rig) -> None:

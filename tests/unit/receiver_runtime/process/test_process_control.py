@@ -36,12 +36,13 @@ def test_lines_are_read_whole_however_they_are_cut(size: int) -> None:
 
 
 def test_a_reason_is_sent_as_one_line_of_bounded_length() -> None:
-    line = encode(Ended(1, 1, ExitCode.FAILED, "first\nsecond " + "x" * 10_000))
+    line = encode(Ended(1, 1, ExitCode.FAILED, "first\nsecond " + "x" * 10_000 + " the cause"))
     assert line.count(b"\n") == 1
     assert len(line) < 600
     [ended] = Lines().feed(line)
     assert isinstance(ended, Ended)
     assert ended.reason.startswith("first second xxx")
+    assert ended.reason.endswith("x the cause")
 
 
 def test_an_unknown_line_is_refused_with_its_text() -> None:

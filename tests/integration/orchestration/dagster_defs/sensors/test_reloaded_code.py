@@ -87,7 +87,7 @@ def test_what_needs_a_person_waits(connection: sa.Connection) -> None:
     location.tick()
     location.reload(code(output="others"))
     said = location.tick()
-    assert said == f"{NOT_APPLIED} What waits for it: output of words 'counts' is gone (renamed? new is others)."
+    assert said == f"{NOT_APPLIED} What waits for it: output 'counts' of words is gone (renamed? new is others)."
     apply(connection, [location.pipeline])
     assert NOT_APPLIED not in location.tick()
 

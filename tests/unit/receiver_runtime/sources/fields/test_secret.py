@@ -82,7 +82,9 @@ def test_an_invalid_reference_is_refused(reference: str) -> None:
 
 def test_an_unset_variable_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
-    with pytest.raises(SecretError, match=r"variable NOT_SET is not set.*: set NOT_SET there, and start that again"):
+    with pytest.raises(
+        SecretError, match=r"variable NOT_SET is not set.*`forebay up` starts both, and start that again: NOT_SET$"
+    ):
         EnvVar("NOT_SET").resolve()
 
 
