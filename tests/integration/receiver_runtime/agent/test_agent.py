@@ -190,7 +190,9 @@ def test_a_leadership_that_can_not_be_ended_now_is_left_to_expire(
 def test_the_end_of_a_batch_driver_is_recorded_with_how_it_ended(engine: sa.Engine, tmp_path: Path) -> None:
     pid = 2**31 - 1
     drivers = BatchDrivers([], tmp_path)
-    settings = AgentSettings("here", "here", 1, lambda _: [], {}, tmp_path)
+    settings = AgentSettings(
+        name="here", host="here", slots=1, receiver_command=lambda _: [], role_commands={}, log_directory=tmp_path
+    )
     agent = Agent(engine, settings, batch_drivers=drivers)
     with connect(engine) as connection:
         register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="d", host="here", pid=pid)

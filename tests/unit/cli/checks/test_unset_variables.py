@@ -24,7 +24,7 @@ def test_new_and_changed_parts_name_what_is_not_set(monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FB_SET", "x")
     now = declared(["env:FB_SET", "env:FB_B", "env:FB_A"], "env:FB_URL")
-    nothing = {"streams": {}, "pipelines": {}}
+    nothing: dict[str, Any] = {"streams": {}, "pipelines": {}}
     ends = "which the environment of `forebay up` does not have: set it there, and start `forebay up` again."
     of_stream = f"stream 'lines' refers to FB_A, FB_B, {ends}"
     of_sink = f"output 'counts' of pipeline 'words' refers to FB_URL, {ends}"
