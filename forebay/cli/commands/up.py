@@ -54,14 +54,7 @@ from forebay.cli.services.held_port import HOST, held_port
 from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supervisor
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from orchestration.declarations.apply import (
-    Change,
-    absent_pipelines,
-    apply,
-    difference,
-    refuse,
-    rename_hints,
-)
+from orchestration.declarations.apply import Change, absent_pipelines, apply, difference, refuse, rename_hints
 from orchestration.declarations.asked_targets import AT_ONCE, ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
