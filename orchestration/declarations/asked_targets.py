@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestration.block_checks.bounded_scans import BoundedScans, answer, has_answer
 from orchestration.declarations.sink import TargetCheck, TargetMissingError, TargetUnavailableError
-from tracker_store.batches.batches import unfinished_batches
+from tracker_store.batches.batches import running_batches
 from tracker_store.batches.pipelines import list_pipelines
 from tracker_store.schema.declarations import PipelineDeclaration
-from tracker_store.schema.states import BatchState, PipelineState
+from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Output, Pipeline
+    from tracker_store.batches.pipelines import PipelineRow
 
 # For all targets together: longer than one takes to refuse a connection or to leave it unanswered (10 s).
 _SECONDS = 12.0
 # Many outputs may have one server, whose connections are few.
 _AT_ONCE = 4
-_MOST_BATCHES = 100  # more than a pipeline runs at the same time
 #: In which order a target is changed whose pipeline runs.
 ORDER = (
     "In this order, because a batch in between would fail: `forebay stop --pipeline {0}`, that change, `forebay "
@@ -52,7 +52,7 @@ class TargetAnswers:
     refused: outputs that their target refuses. unasked: outputs whose target could not be asked who writes to it.
     steps: what must be changed in a target because the sink is another. unlooked: outputs whose target may need such a
     step, and can't be looked at just now, or does not exist while a batch runs that may create it. stopped: names of
-    the pipelines that are STOPPED.
+    the pipelines that are STOPPED. creating: those of `unlooked` that wait for a batch which runs.
     """
 
     refused: tuple[str, ...] = ()
@@ -60,6 +60,7 @@ class TargetAnswers:
     steps: Mapping[Output, str] = field(default_factory=dict)
     unlooked: tuple[str, ...] = ()
     stopped: frozenset[str] = frozenset()
+    creating: tuple[str, ...] = ()
 
     @property
     def steps_in_order(self) -> list[str]:
@@ -68,8 +69,9 @@ class TargetAnswers:
 
     @property
     def held(self) -> list[str]:
-        """Return the steps, in the same words, without which batches of a running pipeline would fail."""
-        return [_in_order(one, step) for one, step in self.steps.items() if one.pipeline.name not in self.stopped]
+        """Return the steps without which batches of a running pipeline would fail, and what may become one."""
+        steps = [_in_order(one, step) for one, step in self.steps.items() if one.pipeline.name not in self.stopped]
+        return [*steps, *(f"{said} Apply again when that batch has ended." for said in self.creating)]
 
 
 def _in_order(output: Output, step: str) -> str:
@@ -91,9 +93,9 @@ def ask_targets(
         for output in pipeline.outputs.values()
         if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
     }
-    changed = {one.pipeline.name for one, was in outputs.items() if was is not None}
-    # Read before any target is looked at: a batch that ends between the two has created its target.
-    running = {name: _running_batches(connection, rows[name].pipeline_id) for name in changed}
+    changed = {one: was for one, was in outputs.items() if was is not None}
+    # Read before and after the targets are looked at: a batch may end meanwhile, and another one may begin.
+    running = _running(connection, rows, changed)
     scans = BoundedScans(seconds)
     places = BoundedSemaphore(_AT_ONCE)
 
@@ -101,15 +103,17 @@ def ask_targets(
         return scans.start(_name(output), partial(_look, ask, places, seconds), needs=needs)
 
     # First: most sinks answer this without a look at their target.
-    steps = {
-        one: start(one, partial(_step, one, was.sink, is_running=any(map(was.is_due, running[one.pipeline.name]))))
-        for one, was in outputs.items()
-        if was is not None
-    }
+    steps = {one: start(one, partial(_step, one, was.sink)) for one, was in changed.items()}
     writers = {one: start(one, partial(_writer, one), steps.get(one)) for one in outputs}
     missed = {one.part: one.reason for one in scans.unreachable()}
     away = {_name(one): missed[_name(one)] for one, look in steps.items() if not has_answer(look)}
     found = {one: answer(look) for one, look in steps.items()}
+    if missing := [one for one, said in found.items() if isinstance(said, TargetMissingError)]:
+        running |= _running(connection, rows, missing)
+        due = {
+            one for one in missing for name, time in running if name == one.pipeline.name and changed[one].is_due(time)
+        }
+        found |= dict.fromkeys({*missing} - due)
     away |= {_name(one): str(said) for one, said in found.items() if isinstance(said, TargetUnavailableError)}
     unasked = {name: reason for name, reason in missed.items() if name not in away}
     refused = []
@@ -126,6 +130,7 @@ def ask_targets(
         {one: f"{_name(one)}: {step}." for one, step in found.items() if isinstance(step, str)},
         tuple(f"{name}: {why}." for name, why in away.items()),
         frozenset(row.name for row in rows.values() if row.state is PipelineState.STOPPED),
+        tuple(f"{_name(one)}: {said}." for one, said in found.items() if isinstance(said, TargetMissingError)),
     )
 
 
@@ -138,21 +143,17 @@ def _look(ask: Callable[[], Found], places: BoundedSemaphore, seconds: float) ->
         places.release()
 
 
-def _running_batches(connection: sa.Connection, pipeline_id: int) -> list[datetime]:
-    """Return the times of the batches that an earlier version may run: their attempt has begun, or was launched."""
-    return [
-        row.batch_time
-        for row in unfinished_batches(connection, pipeline_id, limit=_MOST_BATCHES)
-        if row.state is BatchState.RUNNING or row.launch_attempt == row.attempt + 1
-    ]
+def _running(
+    connection: sa.Connection, rows: Mapping[str, PipelineRow], outputs: Iterable[Output]
+) -> set[tuple[str, datetime]]:
+    """Return the batches of the outputs' pipelines that may run as they were declared before."""
+    names = {one.pipeline.name for one in outputs}
+    return {(name, time) for name in names for time in running_batches(connection, rows[name].pipeline_id)}
 
 
-def _step(output: Output, was: Mapping[str, Any], *, is_running: bool) -> str | TargetUnavailableError | None:
-    """Return what `step_after` says; `is_running`: a batch of the declaration before may create a missing target."""
+def _step(output: Output, was: Mapping[str, Any]) -> str | TargetUnavailableError | None:
     try:
         return output.sink.step_after(was)
-    except TargetMissingError as error:
-        return error if is_running else None
     except TargetUnavailableError as error:
         return error
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
     from pyspark.sql import DataFrame
@@ -35,9 +35,11 @@ class TargetUnavailableError(SinkError):
     that can't be reached either, as those in one database; outputs there are not tried in the same attempt.
     """
 
-    def __init__(self, message: str, *, unreachable: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.unreachable = unreachable
+    unreachable: tuple[str, ...] = ()
+
+    def __init__(self, *message: object, unreachable: Iterable[str] = ()) -> None:
+        super().__init__(*message)
+        self.unreachable = tuple(unreachable)
 
 
 class TargetMissingError(TargetUnavailableError):

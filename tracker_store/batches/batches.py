@@ -141,6 +141,25 @@ def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: in
     return [_batch(row) for row in rows]
 
 
+def running_batches(connection: sa.Connection, pipeline_id: int) -> list[datetime]:
+    """Return the times of the pipeline's batches of which an attempt or a replay runs, or an attempt was launched.
+
+    No locks; both partial indexes hold few rows.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT batch_time FROM forebay.batch_attempts WHERE pipeline_id = :pipeline AND state = 'RUNNING'
+                UNION
+                SELECT batch_time FROM forebay.batches
+                WHERE pipeline_id = :pipeline AND state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                  AND launch_attempt = attempt + 1
+            """),
+            {"pipeline": pipeline_id},
+        )
+    return list(rows.scalars())
+
+
 def claim_attempt(
     connection: sa.Connection,
     *,

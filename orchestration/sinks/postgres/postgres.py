@@ -325,7 +325,8 @@ class PostgresSink(Sink):
         except TargetError as error:
             raise SinkError(f"{attempt.name}: {error}") from None
         except TargetUnavailableError as error:
-            database = self.place(self.declaration()).key[:-1]
+            # The server answers FATAL at once, maybe to this login alone: it has too many connections.
+            database = () if "FATAL: " in str(error) else self.place(self.declaration()).key[:-1]
             raise TargetUnavailableError(f"{attempt.name}: {error}", unreachable=database) from None
 
 

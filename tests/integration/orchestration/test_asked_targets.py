@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -22,9 +24,14 @@ from orchestration.declarations.asked_targets import AT_ONCE, ORDER, TargetAnswe
 from orchestration.declarations.sink import Sink, TargetCheck, TargetMissingError, TargetUnavailableError
 from orchestration.sinks.postgres.postgres import PostgresSink
 from receiver_runtime.sources.fields.secret import EnvVar
+from tests.support.driver_log.attempts import claim_batch, fail_batch
 from tests.support.machine.held_ports import held_port
+from tracker_store.batches import batches
+from tracker_store.batches.launches import LaunchOutcome, take_launch
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.receivers.processes import register_process
+from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -115,34 +122,49 @@ def test_steps_are_asked_for_within_the_same_bound_and_only_of_sinks_that_change
 
 
 def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_create_it(connection: sa.Connection) -> None:
+    meanwhile: Callable[[], object] = int
+
     class MissingSink(AskedSink):
         def step_after(self, before: Mapping[str, Any]) -> str | None:
+            meanwhile()
             raise TargetMissingError("a batch may create it")
 
     sink = MissingSink(lambda: None)
     apply(connection, [declared(counts=sink)])
     sink.rows = 1
     [row] = list_pipelines(connection)
-    new = {"p": row.pipeline_id, "t": row.last_batch_time + row.interval}
+    at: dict[str, Any] = {"pipeline_id": row.pipeline_id, "batch_time": row.last_batch_time + row.interval}
     connection.execute(
         sa.text(
             "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
-            "VALUES (:p, :t, :t, 'ALLOCATED', 0, 0, 0)"
+            "VALUES (:pipeline_id, :batch_time, :batch_time, 'ALLOCATED', 0, 0, 0)"
         ),
-        new,
+        at,
     )
 
-    def unlooked(assignments: str) -> tuple[str, ...]:
-        connection.execute(sa.text(f"UPDATE forebay.batches SET {assignments}"))
+    def launch() -> None:
+        assert take_launch(connection, **at, attempt=1, launcher="sensor").outcome is LaunchOutcome.FIRST
+
+    def unlooked() -> tuple[str, ...]:
         asked = ask_targets(connection, [declared(counts=sink)])
         assert (asked.steps, asked.refused) == ({}, ())
+        assert asked.held == [f"{said} Apply again when that batch has ended." for said in asked.unlooked]
         return asked.unlooked
 
-    assert unlooked("attempt = 0") == (), "it was not launched, and the version of this change runs it"
+    assert unlooked() == (), "it was not launched, and the version of this change runs it"
     said = ("output 'counts' of pipeline 'words': a batch may create it.",)
-    assert unlooked("launch_attempt = 1, launched_at = now(), launched_by = 'sensor'") == said
-    assert unlooked("state = 'RUNNING', attempt = 1") == said
-    assert unlooked("state = 'FAILED'") == (), "between two attempts"
+    meanwhile = launch
+    assert unlooked() == said, "launched meanwhile"
+    meanwhile = int
+    assert unlooked() == said
+    claim_batch(connection, *at.values(), run_id="run")
+    meanwhile = partial(fail_batch, connection, *at.values(), run_id="run", max_attempts=1)
+    assert unlooked() == said, "ended meanwhile"
+    meanwhile = int
+    assert unlooked() == ()
+    process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
+    batches.claim_replay(connection, **at, run_id="replay", process_id=process, reach=timedelta(0))
+    assert unlooked() == said, "a replay"
 
 
 @pytest.mark.parametrize(

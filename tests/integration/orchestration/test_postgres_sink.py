@@ -90,6 +90,16 @@ def test_a_target_that_is_away_is_told_from_one_that_refuses_the_login(
     with pytest.raises(TargetUnavailableError, match=r"output 'counts'.*no connection to the target.*refused") as away:
         cut.write(words(("a", 1)), attempt(3))
     assert away.value.unreachable == ("postgres", "env:TARGET_URL")
+    role = f"{target.rows('SELECT current_database()')[0][0]}_role"
+    target.rows(f"CREATE ROLE {role} LOGIN PASSWORD 'p' CONNECTION LIMIT 0")
+    try:
+        full = sa.make_url(target.url).set(username=role, password="p")
+        monkeypatch.setenv("TARGET_URL", full.render_as_string(hide_password=False))
+        with pytest.raises(TargetUnavailableError, match=r"output 'counts'.*too many connections for role") as away:
+            cut.write(words(("a", 1)), attempt(3))
+    finally:
+        target.rows(f"DROP ROLE {role}")
+    assert away.value.unreachable == (), "the server takes other logins"
     nowhere = sa.make_url(target.url).set(database="nowhere")
     monkeypatch.setenv("TARGET_URL", nowhere.render_as_string(hide_password=False))
     with pytest.raises(SinkError, match=r"no connection.*database .nowhere. does not exist") as refused:
