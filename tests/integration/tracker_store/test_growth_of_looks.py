@@ -80,6 +80,32 @@ def test_a_look_does_not_grow_with_the_history(connection: sa.Connection) -> Non
     assert {view: counts for view, counts in read.items() if counts[1] > 3 * counts[0] + 100} == {}
 
 
+def test_the_last_block_is_found_behind_any_number_of_markers(connection: sa.Connection) -> None:
+    make_log(connection, receivers=5)
+    fill(connection, blocks=20)
+    connection.exec_driver_sql("VACUUM ANALYZE")
+    views = ("receiver_status", "stream_status")
+    before = {view: nodes_of(connection, f"SELECT * FROM forebay.{view}") for view in views}
+    add_history(
+        connection,
+        """
+        INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes)
+        SELECT b.receiver_id, b.sequence + n, n + 1, b.added_at + n * interval '1 min', 0, 0, b.total_records,
+            b.total_bytes
+        FROM forebay.blocks b, generate_series(1, 2000) AS n
+        WHERE b.sequence = 20 AND CAST(:noon AS timestamptz) IS NOT NULL
+        """,
+    )
+    for view in views:
+        query = f"SELECT * FROM forebay.{view}"
+        times = connection.execute(sa.text(query)).mappings()
+        assert {row["last_block_at"] for row in times} == {NOON + timedelta(seconds=20)}
+        after = nodes_of(connection, query)
+        # 11 steps of a search, each with a few nodes; the markers are 2,000.
+        assert visited_rows(after) < visited_rows(before[view]) + 5 * 100
+        assert buffers(after) < buffers(before[view]) + 5 * 100
+
+
 def test_a_look_grows_with_what_it_shows_and_no_faster(connection: sa.Connection) -> None:
     visited = []
     for receivers in (40, 320):
