@@ -22,7 +22,7 @@ class ScalingDecision:
     """Hold a pipeline's newest decision; `since`: when these numbers were decided first.
 
     `age`: how long ago it was decided, by the database's clock. `newest_batches`: how many batches ran to their end in
-    the last three minutes, or ten intervals if these are longer; after a start there are few.
+    the last three minutes, or ten intervals or ten processing times if these are longer; after a start there are few.
     """
 
     pipeline: str
@@ -80,10 +80,10 @@ def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
                         SELECT count(*)
                         FROM forebay.batches b
                         WHERE b.pipeline_id = p.id
-                          AND b.state = 'COMPLETED'
                           AND b.attempt > 0
                           -- No index is searched for clock_timestamp(), which is volatile.
-                          AND b.batch_time > statement_timestamp() - greatest(interval '3 min', 10 * p.batch_interval)
+                          AND b.completed_at > statement_timestamp()
+                              - greatest(interval '3 min', 10 * p.batch_interval * greatest(1, d.ratio))
                     )
                 FROM forebay.scaling_decisions d
                 JOIN forebay.pipelines p ON p.id = d.pipeline_id
