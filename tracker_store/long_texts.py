@@ -25,8 +25,8 @@ def shortened(text: str, longest: int) -> str:
 
 
 def one_line(text: str, longest: int) -> str:
-    """Return a text's first line, shortened."""
-    return shortened(text.partition("\n")[0].strip(), longest)
+    """Return a text's first line that is not empty, shortened."""
+    return shortened(text.strip().partition("\n")[0].rstrip(), longest)
 
 
 def stored(text: str, longest: int) -> str:
