@@ -3,7 +3,7 @@
 A reason's beginning names the thing, and its end the root cause and the way out: what is left out is the middle. So a
 text keeps both ends however often it is shortened, where it is stored and again where it is shown.
 
-Every room may import this module, which imports none of ours: so all of Forebay shortens by one rule.
+It imports no module of ours, so that all of Forebay shortens by one rule.
 """
 
 from __future__ import annotations
