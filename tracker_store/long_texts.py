@@ -3,7 +3,7 @@
 A reason's beginning names the thing, and its end the root cause and the way out: what is left out is the middle. So a
 text keeps both ends however often it is shortened, where it is stored and again where it is shown.
 
-Every room may import this module, which imports none of ours: so all of Forebay shortens by one rule.
+It imports no module of ours, so that all of Forebay shortens by one rule.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def shortened(text: str, longest: int) -> str:
 
 
 def one_line(text: str, longest: int) -> str:
-    """Return a text's first line, shortened."""
-    return shortened(text.partition("\n")[0].strip(), longest)
+    """Return a text's first line that is not empty, shortened."""
+    return shortened(text.strip().partition("\n")[0].rstrip(), longest)
 
 
 def stored(text: str, longest: int) -> str:

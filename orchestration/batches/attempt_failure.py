@@ -29,7 +29,9 @@ from tracker_store.schema.states import AttemptFailure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST = 2000  # how many characters of an error the driver log keeps
+# How many characters of an error the driver log keeps. An event has room for 2,000: what a batch's reason says before
+# the error, such as which outputs are committed, must not push out its end.
+LONGEST = 1_800
 _ENDED = "Spark, or a process of it, ended"
 # How PySpark's errors say that a process of Spark ended, but not Spark itself.
 _PROCESS_DIED = re.compile(

@@ -94,7 +94,10 @@ def _combined(total: int, failed: Sequence[FailedOutput], not_run: Sequence[str]
     others = f" (not run: {', '.join(not_run)})" if not_run else ""
     line = f"{len(failed)} of {total} outputs failed{others}: {'; '.join(lines)}"
     whole = [f"{each.output}: {each.failure.message}" for each in failed if each.failure.message not in line]
-    share = LONGEST // max(1, len(whole))
+    # Each has the same part of the room that the line leaves; if that is too little, the last ones have none.
+    room = max(0, LONGEST - len(line))
+    whole = whole[: room // _LEAST_LINE]
+    share = room // max(1, len(whole)) - 1
     return Failure(
         kind,
         stored("\n".join([line, *(stored(text, share) for text in whole)]), LONGEST),

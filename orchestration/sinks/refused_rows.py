@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tracker_store.long_texts import shortened
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -97,13 +99,8 @@ def declared_choice(on_bad_rows: OnBadRows) -> dict[str, str]:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, cut."""
-    return cut(repr(value))
-
-
-def cut(text: str) -> str:
-    """Return the first characters of a text."""
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} …"
+    """Return a value for a message, shortened."""
+    return shortened(repr(value), _MOST_CHARACTERS)
 
 
 def readable_row(batch: pa.RecordBatch) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class BatchDrivers:
             clock: monotonic, in seconds.
         """
         self.wanted = wanted
-        #: How drivers ended that none asked to, by pid; the agent removes those that it has reported.
+        #: How drivers ended that failed or were killed, by pid; the agent removes those that it has reported.
         self.how_ended: dict[int, str] = {}
         self._command = command
         self._log_directory = log_directory

@@ -94,4 +94,8 @@ class ChildStarter:
 
 def describe_exit(code: int) -> str:
     """Return how a process ended, for people."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    if code >= 0:
+        return f"exited with code {code}"
+    # Most real-time signals have no name.
+    named = {int(one): one.name for one in signal.Signals}
+    return f"was killed by {named.get(-code, f'signal {-code}')}"

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class ScalingDecision:
     """Hold a pipeline's newest decision; `since`: when these numbers were decided first.
 
-    `age`: how long ago it was decided, by the database's clock. `newest_batches`: how many batches ran to their end in
-    the last three minutes, or ten intervals if these are longer; after a start there are few.
+    `age`: how long ago it was decided, by the database's clock. `newest_batches`: how many batches, of at most ten, ran
+    to their end in the last three minutes, or ten intervals or ten processing times if these are longer; after a start
+    there are few.
     """
 
     pipeline: str
@@ -70,7 +71,7 @@ def processing_times_since(
 
 
 def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
-    """Return the newest decision for each declared pipeline that has one. No locks; costs the `newest_batches`."""
+    """Return the newest decision for each declared pipeline that has one. No locks; costs its `newest_batches`."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -78,12 +79,17 @@ def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
                     d.decided_at, clock_timestamp() - d.decided_at,
                     (
                         SELECT count(*)
-                        FROM forebay.batches b
-                        WHERE b.pipeline_id = p.id
-                          AND b.state = 'COMPLETED'
-                          AND b.attempt > 0
-                          -- No index is searched for clock_timestamp(), which is volatile.
-                          AND b.batch_time > statement_timestamp() - greatest(interval '3 min', 10 * p.batch_interval)
+                        FROM (
+                            SELECT
+                            FROM forebay.batches b
+                            WHERE b.pipeline_id = p.id
+                              AND b.attempt > 0
+                              -- No index is searched for clock_timestamp(), which is volatile.
+                              AND b.completed_at > statement_timestamp()
+                                  - greatest(interval '3 min', 10 * p.batch_interval * greatest(1, d.ratio))
+                            ORDER BY b.completed_at DESC
+                            LIMIT 10
+                        ) AS newest
                     )
                 FROM forebay.scaling_decisions d
                 JOIN forebay.pipelines p ON p.id = d.pipeline_id

@@ -2,9 +2,21 @@ CREATE VIEW forebay.receiver_status AS
 SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_state, r.reason, r.since,
        agent.name AS agent, agent.host, r.assignment, newest.epoch, newest.sequence AS newest_sequence,
        coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes,
-       -- A marker, with which an epoch begins, has no records: it says when a process began.
-       (SELECT b.added_at FROM forebay.blocks b
-        WHERE b.receiver_id = r.id AND b.records > 0 ORDER BY b.sequence DESC LIMIT 1) AS last_block_at,
+       -- A marker, with which an epoch begins, has no records: it says when a process began. There may be thousands after
+       -- the newest block, so its row is searched for: the first one with the total of today.
+       (WITH RECURSIVE search (lowest, highest) AS (
+            SELECT CASE WHEN newest.records > 0 THEN newest.sequence ELSE r.low_mark + 1 END, newest.sequence
+            UNION ALL
+            SELECT CASE WHEN probe.is_last THEN s.lowest ELSE middle.m + 1 END,
+                   CASE WHEN probe.is_last THEN middle.m ELSE s.highest END
+            FROM search s
+            CROSS JOIN LATERAL (SELECT (s.lowest + s.highest) / 2) AS middle(m)
+            CROSS JOIN LATERAL (
+                SELECT b.total_records = newest.total_records FROM forebay.blocks b
+                WHERE b.receiver_id = r.id AND b.sequence = middle.m) AS probe(is_last)
+            WHERE s.lowest < s.highest)
+        SELECT b.added_at FROM search s JOIN forebay.blocks b ON b.receiver_id = r.id AND b.sequence = s.lowest
+        WHERE s.lowest = s.highest AND b.records > 0) AS last_block_at,
        r.rate_limit, r.stream_id,
        coalesce((SELECT t.dead_letters + t.dropped_dead_letters
                  FROM forebay.storage_totals t WHERE t.receiver_id = r.id), 0)::bigint AS dead_letters,
@@ -31,7 +43,7 @@ LEFT JOIN LATERAL (
     SELECT p.id, p.queued, p.name, p.host, p.pid, p.started_at FROM forebay.processes p
     WHERE p.id = r.process_id AND p.ended_at IS NULL OFFSET 0) AS holder ON true
 LEFT JOIN LATERAL (
-    SELECT b.epoch, b.sequence, b.total_records, b.total_bytes FROM forebay.blocks b
+    SELECT b.epoch, b.sequence, b.records, b.total_records, b.total_bytes FROM forebay.blocks b
     WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
 -- A probe for each kind: one for both could read all of them, and sort.
 LEFT JOIN LATERAL (
@@ -67,7 +79,7 @@ COMMENT ON COLUMN forebay.receiver_status.epoch IS
 COMMENT ON COLUMN forebay.receiver_status.newest_sequence IS 'Its newest block or marker; null before the first claim';
 COMMENT ON COLUMN forebay.receiver_status.records IS 'Records registered since it was created';
 COMMENT ON COLUMN forebay.receiver_status.bytes IS 'The same in bytes as stored';
-COMMENT ON COLUMN forebay.receiver_status.last_block_at IS 'When its newest block was added; null: none is kept';
+COMMENT ON COLUMN forebay.receiver_status.last_block_at IS 'When its newest block was added; null: none, or it is cleaned up';
 COMMENT ON COLUMN forebay.receiver_status.rate_limit IS 'Records per second that it may take in; null: no limit';
 COMMENT ON COLUMN forebay.receiver_status.stream_id IS 'The stream''s id';
 COMMENT ON COLUMN forebay.receiver_status.dead_letters IS

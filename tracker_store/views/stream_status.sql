@@ -11,13 +11,24 @@ CROSS JOIN LATERAL (
            count(*) FILTER (WHERE r.state = 'FAILED') AS failed,
            coalesce(sum(newest.total_records), 0)::bigint AS records,
            coalesce(sum(newest.total_bytes), 0)::bigint AS bytes,
-           -- A marker, with which an epoch begins, has no records: it says when a process began.
-           max((SELECT b.added_at FROM forebay.blocks b
-                WHERE b.receiver_id = r.id AND b.records > 0 ORDER BY b.sequence DESC LIMIT 1)) AS last_block_at,
+           -- As in receiver_status.
+           max((WITH RECURSIVE search (lowest, highest) AS (
+                SELECT CASE WHEN newest.records > 0 THEN newest.sequence ELSE r.low_mark + 1 END, newest.sequence
+                UNION ALL
+                SELECT CASE WHEN probe.is_last THEN s.lowest ELSE middle.m + 1 END,
+                       CASE WHEN probe.is_last THEN middle.m ELSE s.highest END
+                FROM search s
+                CROSS JOIN LATERAL (SELECT (s.lowest + s.highest) / 2) AS middle(m)
+                CROSS JOIN LATERAL (
+                    SELECT b.total_records = newest.total_records FROM forebay.blocks b
+                    WHERE b.receiver_id = r.id AND b.sequence = middle.m) AS probe(is_last)
+                WHERE s.lowest < s.highest)
+            SELECT b.added_at FROM search s JOIN forebay.blocks b ON b.receiver_id = r.id AND b.sequence = s.lowest
+            WHERE s.lowest = s.highest AND b.records > 0)) AS last_block_at,
            (sum(stored.uncompressed) / nullif(sum(stored.bytes), 0))::double precision AS uncompressed_share
     FROM forebay.receivers r
     LEFT JOIN LATERAL (
-        SELECT b.total_records, b.total_bytes FROM forebay.blocks b
+        SELECT b.sequence, b.records, b.total_records, b.total_bytes FROM forebay.blocks b
         WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
     LEFT JOIN LATERAL (
         SELECT t.lz4_bytes + t.zstd_bytes + t.none_bytes AS bytes, t.none_bytes AS uncompressed
@@ -26,7 +37,7 @@ CROSS JOIN LATERAL (
 WHERE s.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.stream_status IS
-    'Each stream: its receivers by state, and what they have registered. Costs three probes per receiver.';
+    'Each stream: its receivers by state, and what they have registered. Costs a few probes per receiver.';
 COMMENT ON COLUMN forebay.stream_status.stream IS 'The stream';
 COMMENT ON COLUMN forebay.stream_status.stream_id IS 'The stream''s id';
 COMMENT ON COLUMN forebay.stream_status.receivers IS 'How many receivers it has';
@@ -37,6 +48,6 @@ COMMENT ON COLUMN forebay.stream_status.inactive IS 'How many are INACTIVE: plac
 COMMENT ON COLUMN forebay.stream_status.failed IS 'How many have FAILED: their restarts are used up';
 COMMENT ON COLUMN forebay.stream_status.records IS 'Records registered since its receivers were created';
 COMMENT ON COLUMN forebay.stream_status.bytes IS 'The same in bytes as stored';
-COMMENT ON COLUMN forebay.stream_status.last_block_at IS 'When the newest block was added; null: none is kept';
+COMMENT ON COLUMN forebay.stream_status.last_block_at IS 'When the newest block was added; null: none, or it is cleaned up';
 COMMENT ON COLUMN forebay.stream_status.uncompressed_share IS
     'The part of their stored bytes in blocks that are not compressed, 0 to 1, in sealed segments; null: none is sealed';

@@ -1,4 +1,4 @@
-"""Give every command its console: a rich console that escapes control characters in what it prints.
+"""Give every command its console: a rich console that prints what it is given, with control characters escaped.
 
 Use this class in place of rich's own. It must never change text that Forebay did not print as text: styles are rich's.
 """
@@ -29,8 +29,11 @@ def printed_link(to: console.Console, url: str, token: str | None, *, kept_in: s
 
 
 class Console(console.Console):
-    """Print as rich does, but let no text, even in the cells and titles of tables, send commands to the terminal."""
+    """Print as rich does, but let no text, even in the cells and titles of tables, send commands to the terminal.
+
+    Nor is a name such as ``a:key:b`` an emoji.
+    """
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401  rich's own
         """Return a string as rich's text. Rich calls it for each string that it prints or measures."""
-        return super().render_str(escaped(text), **options)
+        return super().render_str(escaped(text), **{**options, "emoji": False})

@@ -37,10 +37,10 @@ def print_table(
         console.print(table)
         return
     if title:
-        console.print(title, style="italic", markup=False, emoji=False, soft_wrap=True)
+        console.print(title, style="italic", markup=False, soft_wrap=True)
     for row in rows:
         # The first cell names the row.
-        console.print(row[0], style="bold", markup=False, emoji=False, soft_wrap=True)
+        console.print(row[0], style="bold", markup=False, soft_wrap=True)
         said = [
             f"{heading}\N{NO-BREAK SPACE}{_on_one_line(cell)}"
             for heading, cell in zip(headings[1:], row[1:], strict=True)
@@ -60,8 +60,8 @@ def _print_wrapped(console: Console, parts: Sequence[str]) -> None:
         longer = f"{line}, {part}" if line else f"  {part}"
         # Each part but the last needs room for the comma after it.
         if line and len(longer) + (number < len(parts)) > console.width:
-            console.print(f"{line},", markup=False, emoji=False, soft_wrap=True)
+            console.print(f"{line},", markup=False, soft_wrap=True)
             longer = f"  {part}"
         line = longer
     if line:
-        console.print(line, markup=False, emoji=False, soft_wrap=True)
+        console.print(line, markup=False, soft_wrap=True)

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 def tag_cause(instance: dg.DagsterInstance, run_id: str, cause: str) -> None:
     """Give a run the first line of its cause as a tag. Never raises: the run's own events have the whole cause."""
-    line = one_line(cause.strip(), _LONGEST_TAG)
+    line = one_line(cause, _LONGEST_TAG)
     try:
         instance.add_run_tags(run_id, {CAUSE_TAG: line})
     except Exception as error:  # noqa: BLE001  a storage may raise anything

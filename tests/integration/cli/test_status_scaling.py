@@ -92,7 +92,14 @@ def test_a_decision_is_read_with_how_many_batches_ran_lately(engine: sa.Engine) 
         decision = scaling_decision(connection, "words")
         assert decision is not None
         assert decision.newest_batches == 2, "the failed one does not count"
-        connection.execute(sa.text("UPDATE forebay.batches SET batch_time = batch_time - interval '3 minutes'"))
+        connection.execute(sa.text("UPDATE forebay.batches SET completed_at = completed_at - interval '4 minutes'"))
         decision = scaling_decision(connection, "words")
         assert decision is not None
         assert decision.newest_batches == 0
+        connection.execute(
+            sa.text("UPDATE forebay.scaling_decisions SET ratio = 300 / extract(epoch FROM CAST(:i AS interval)) / 10"),
+            {"i": INTERVAL},
+        )
+        decision = scaling_decision(connection, "words")
+        assert decision is not None
+        assert decision.newest_batches == 2, "slow batches, of which few end in three minutes, count for longer"

@@ -13,6 +13,7 @@ from tests.support.driver_log.log import INTERVAL, NOON, make_log
 from tests.support.postgres.counted_statements import counted
 from tests.support.postgres.statement_cost import NestedStatement, buffers, nodes_of, visited_rows
 from tracker_store.batches.batches import end_of_run
+from tracker_store.batches.scaling import record_scaling, scaling_decisions
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements_on_agent
 from tracker_store.reports.status import pipeline_status, pipeline_status_with, processing_times, stream_lag
@@ -80,6 +81,32 @@ def test_a_look_does_not_grow_with_the_history(connection: sa.Connection) -> Non
     assert {view: counts for view, counts in read.items() if counts[1] > 3 * counts[0] + 100} == {}
 
 
+def test_the_last_block_is_found_behind_any_number_of_markers(connection: sa.Connection) -> None:
+    make_log(connection, receivers=5)
+    fill(connection, blocks=20)
+    connection.exec_driver_sql("VACUUM ANALYZE")
+    views = ("receiver_status", "stream_status")
+    before = {view: nodes_of(connection, f"SELECT * FROM forebay.{view}") for view in views}
+    add_history(
+        connection,
+        """
+        INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes)
+        SELECT b.receiver_id, b.sequence + n, n + 1, b.added_at + n * interval '1 min', 0, 0, b.total_records,
+            b.total_bytes
+        FROM forebay.blocks b, generate_series(1, 2000) AS n
+        WHERE b.sequence = 20 AND CAST(:noon AS timestamptz) IS NOT NULL
+        """,
+    )
+    for view in views:
+        query = f"SELECT * FROM forebay.{view}"
+        times = connection.execute(sa.text(query)).mappings()
+        assert {row["last_block_at"] for row in times} == {NOON + timedelta(seconds=20)}
+        after = nodes_of(connection, query)
+        # 11 steps of a search, each with a few nodes; the markers are 2,000.
+        assert visited_rows(after) < visited_rows(before[view]) + 5 * 100
+        assert buffers(after) < buffers(before[view]) + 5 * 100
+
+
 def test_a_look_grows_with_what_it_shows_and_no_faster(connection: sa.Connection) -> None:
     visited = []
     for receivers in (40, 320):
@@ -113,6 +140,33 @@ def test_the_newest_processing_times_cost_no_history(connection: sa.Connection) 
     assert [row.times for row in found] == [[timedelta(seconds=2)]] * 20
     [query] = sent.queries
     assert visited_rows(nodes_of(connection, query.replace(":", "\\:"))) <= 20 * 100  # the history has 1,000 each
+
+
+def test_decisions_about_spark_cost_ten_batches_of_each_pipeline(connection: sa.Connection) -> None:
+    for number in range(5):
+        log = make_log(connection, pipeline=f"words{number}", stream=f"lines{number}")
+        record_scaling(
+            connection,
+            pipeline_id=log.pipeline_id,
+            ratio=0.5,
+            batches=600,
+            executors=1,
+            batch_drivers=1,
+            applied=False,
+            reason="as before",
+        )
+    connection.exec_driver_sql("""
+        INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, allocated_at,
+            completed_at, attempt)
+        SELECT p.id, t, t, 'COMPLETED', 1, 1, 1, t, t, 1
+        FROM forebay.pipelines p, generate_series(1, 1000) AS n,
+            LATERAL (SELECT clock_timestamp() - n * interval '100 ms') AS at(t)
+    """)
+    connection.exec_driver_sql("VACUUM ANALYZE")
+    with counted(connection) as sent:
+        assert {decision.newest_batches for decision in scaling_decisions(connection)} == {10}
+    [query] = sent.queries
+    assert visited_rows(nodes_of(connection, query.replace(":", "\\:"))) <= 5 * 100
 
 
 def test_a_long_replay_that_runs_is_looked_at_without_its_attempts(connection: sa.Connection) -> None:

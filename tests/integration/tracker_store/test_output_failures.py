@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from orchestration.batches.attempt_failure import LONGEST
 from tests.support.driver_log.attempts import claim_batch, commit_batch, fail_batch
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import batches
@@ -20,6 +21,7 @@ from tracker_store.batches.batch_outputs import (
     quarantined_batches,
 )
 from tracker_store.batches.pipelines import get_pipeline
+from tracker_store.long_texts import stored
 from tracker_store.reports.batch_statistics import pipeline_queue
 from tracker_store.retention.history import clean_up_history
 from tracker_store.schema.states import AttemptFailure, BatchState
@@ -59,6 +61,7 @@ def fail_attempt(
     max_attempts: int,
     failure: AttemptFailure = AttemptFailure.FAILED,
     time: datetime = T1,
+    error: str = "totals: boom",
 ) -> None:
     fail_batch(
         log.connection,
@@ -66,7 +69,7 @@ def fail_attempt(
         time,
         attempt,
         run_id=f"run{attempt}",
-        error="totals: boom",
+        error=error,
         max_attempts=max_attempts,
         failure=failure,
         max_lost_attempts=max_attempts,
@@ -145,6 +148,19 @@ def test_a_batch_that_is_quarantined_with_an_output_committed_says_so(log: Log, 
     assert quarantined_batches(log.connection, log.pipeline_id, newest=5) == [T1]
     [stats] = log.connection.execute(sa.text("SELECT state, reason FROM forebay.batch_stats")).all()
     assert tuple(stats) == (BatchState.QUARANTINED.value, reason(log))
+
+
+@pytest.mark.parametrize("failure", [AttemptFailure.FAILED, AttemptFailure.LOST])
+def test_the_event_of_a_batch_that_is_quarantined_has_the_end_of_the_longest_error(
+    log: Log, failure: AttemptFailure
+) -> None:
+    commit(log, 1)
+    fail_attempt(log, 1, max_attempts=1, failure=failure, error=stored("an error " * 500 + "its way out", LONGEST))
+    said = log.connection.execute(
+        sa.text("SELECT message FROM forebay.listener_events WHERE kind = 'batch_quarantined'")
+    ).scalar_one()
+    assert said == reason(log)
+    assert said.endswith(" its way out")
 
 
 def test_a_batch_without_a_committed_output_does_not_say_so(log: Log) -> None:

@@ -29,6 +29,10 @@ def test_a_long_line_keeps_its_first_and_its_last_word_and_cuts_none(words: list
     assert {word for word in line.split() if word != "…"} <= set(words)
 
 
+def test_the_line_of_a_text_that_begins_with_empty_lines_says_something() -> None:
+    assert one_line("\n  \nno such table \n at line 1", 400) == "no such table"
+
+
 @given(WORDS, st.integers(100, 2_000), st.integers(100, 2_000))
 def test_a_text_that_is_shortened_twice_keeps_both_ends(words: list[str], first: int, second: int) -> None:
     text = shortened(shortened(" ".join(words), first), second)

@@ -82,8 +82,9 @@ BEGIN
             WHEN telling IS NULL THEN
                 format('%s attempts were lost (max_lost_attempts=%s), the last one: %s', counted, max_lost_attempts,
                        message)
-            ELSE format('%s (besides, %s attempts were lost, which ended it: max_lost_attempts=%s)', telling, counted,
-                        max_lost_attempts) END,
+            -- First, because a stack may follow the failure's first line.
+            ELSE format('%s attempts were lost, which ended it (max_lost_attempts=%s); another one failed: %s', counted,
+                        max_lost_attempts, telling) END,
         retry_at = CASE WHEN outcome = 'QUARANTINED' THEN NULL
                    ELSE clock_timestamp() + pauses[least(counted, cardinality(pauses))] END
     WHERE pipeline_id = pipeline AND batch_time = at_time;

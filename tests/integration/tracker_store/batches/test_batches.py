@@ -229,11 +229,13 @@ def test_lost_attempts_use_up_none_of_max_attempts_and_have_their_own_bound(log:
 
 
 def test_a_batch_that_failed_and_was_lost_too_often_reports_both(log: Log) -> None:
-    tried(log, 1, FAILED, "BlockCorruptError: block 7")
+    error = "BlockCorruptError: block 7\n  and its stack"
+    tried(log, 1, FAILED, error)
     for attempt in range(2, MAX_LOST + 2):
         given_up = tried(log, attempt, LOST, "killed")
     assert given_up.state is BatchState.QUARANTINED
-    assert given_up.reason.startswith("BlockCorruptError: block 7 (besides, 4 attempts were lost")
+    lost = "4 attempts were lost, which ended it (max_lost_attempts=4)"
+    assert given_up.reason == f"{lost}; another one failed: {error}"
     assert errors(log)[-1] == (AttemptState.LOST, "killed")
 
 

@@ -40,6 +40,14 @@ def test_rows_that_do_not_fit_are_paragraphs_with_every_name_whole() -> None:
     assert "rate" not in " ".join(lines), "a cell without a value is left out"
 
 
+@pytest.mark.parametrize("width", [80, 20])
+def test_no_part_of_a_name_becomes_an_emoji(width: int) -> None:
+    assert "a:key:b" in "".join(shown([":x:", "state", "c"], [["a:key:b", "d:ok:", "e:no:"]], width=width))
+    out = io.StringIO()
+    Console(file=out).print("Key (item)=(a:key:b) already exists")
+    assert out.getvalue() == "Key (item)=(a:key:b) already exists\n"
+
+
 def test_no_rows() -> None:
     assert any(line.split() == ["none"] for line in shown(["pipeline", *[LONG] * 3], [], width=300))
 

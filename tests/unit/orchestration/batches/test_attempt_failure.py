@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestration.batches.attempt_failure import failure_of
+from orchestration.batches.attempt_failure import LONGEST, failure_of
 from receiver_runtime.block_store.frames.errors import BlockAlteredError, BlockKeyError, StoreUnavailableError
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.schema.states import AttemptFailure
@@ -116,7 +116,7 @@ def test_a_missing_key_blocks_the_attempt_and_an_altered_block_fails_it() -> Non
 
 def test_the_length_of_a_kept_error_is_bounded() -> None:
     for error in (ValueError("x" * 9_000), SparkError("SPARK_JOB_CANCELLED" + "x" * 9_000)):
-        assert len(failure_of(error, no_end).message) == 2_000
+        assert len(failure_of(error, no_end).message) == LONGEST
 
 
 PYTHON_WORKER = """An exception was thrown from the Python worker:

@@ -243,16 +243,27 @@ def test_an_attempt_counts_no_more_than_its_failure_that_counts_least(
     assert all(type(error).__name__ in str(raised.value) or error is AWAY for error in errors)
 
 
-def test_each_failure_is_named_on_the_first_line_and_all_errors_fit() -> None:
-    long = "first line of {0}\n" + "x" * 5_000
+@pytest.mark.parametrize("words", [0, 100])
+def test_each_failure_is_named_on_the_first_line_and_all_errors_fit(words: int) -> None:
+    long = f"first line of {{0}}{' and so on' * words}\nwhat follows of {{0}}" + "x" * 5_000
     attempt = Attempt({name: raising(ValueError(long.format(name))) for name in "abc"})
     with pytest.raises(OutputsFailedError) as raised:
         attempt.run()
     message = str(raised.value)
-    first = message.partition("\n")[0]
+    first, *others = message.split("\n")
     assert all(f"{name}: ValueError: first line of {name}" in first for name in "abc")
     assert len(message) <= 2_000
-    assert message.count("xxx") > 3
+    assert [line for line in others if line.startswith("c: ValueError: first line of c")] != []
+    assert words or "what follows of c" in message
+
+
+def test_of_many_failures_as_many_errors_are_kept_as_there_is_room_for() -> None:
+    attempt = Attempt({f"output_{n}": raising(ValueError(f"no {n}\n" + "x" * 5_000)) for n in range(50)})
+    with pytest.raises(OutputsFailedError) as raised:
+        attempt.run()
+    message = str(raised.value)
+    assert len(message) <= 2_000
+    assert all(f"output_{n}: ValueError: no {n}" in message.partition("\n")[0] for n in range(50))
 
 
 @pytest.mark.parametrize("at_once", AT_ONCE)

@@ -12,6 +12,7 @@ import pytest
 
 from receiver_runtime.agent import batch_drivers
 from receiver_runtime.agent.batch_drivers import HEALTHY_AFTER_SECONDS, BatchDrivers
+from receiver_runtime.agent.child_process import describe_exit
 from receiver_runtime.agent.process_ends import ProcessEnds
 from tests.support.polling import eventually
 
@@ -108,6 +109,14 @@ def test_a_killed_driver_is_reported_and_started_again(rig: Rig) -> None:
     rig.until("another one is ready", lambda: rig.ready() and rig.ready() != [old])
     assert rig.ended == [old]
     assert rig.drivers.how_ended == {old: "was killed by SIGKILL"}
+
+
+def test_every_end_can_be_described() -> None:
+    assert [describe_exit(code) for code in (3, -9, -35)] == [
+        "exited with code 3",
+        "was killed by SIGKILL",
+        "was killed by signal 35",
+    ]
 
 
 def test_a_driver_that_ran_for_a_while_is_restarted_at_once(rig: Rig) -> None:
