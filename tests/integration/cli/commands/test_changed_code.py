@@ -330,6 +330,7 @@ def test_a_new_pipeline_that_may_repeat_results_waits(
         apply(connection, before)
         result = put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
         assert (result.outcome, result.why) == (Outcome.WAITS, "May records come out again?")
+        assert difference(connection, before) == []
     assert copies.in_force() == first
 
 
