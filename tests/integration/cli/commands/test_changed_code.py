@@ -350,7 +350,9 @@ def test_code_without_a_pipeline_waits_for_apply_also_once_it_is_removed(
         assert waiting.why.startswith("pipeline 'others' is gone; until it is removed too")
         stop_pipelines(connection, name="others")
         remove_pipeline(connection, "others")
-        assert put_in_force(connection, copies, after, request).outcome is Outcome.WAITS, "its code runs until apply"
+        waiting = put_in_force(connection, copies, after, request)
+        assert waiting.outcome is Outcome.WAITS, "its code runs until apply"
+        assert waiting.why == "pipeline 'others', which was removed, is gone from the code too"
         assert put_in_force(connection, copies, after, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
 
