@@ -38,7 +38,7 @@ from orchestration.declarations.project_code import CodeCopies, same_code
 from orchestration.declarations.questions import NOTHING_DECIDED, undecided
 from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipeline_states import start_pipelines
-from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.batches.pipelines import list_pipelines, list_streams
 from tracker_store.connection.engine import connect_once
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError, sentence
 from tracker_store.connection.outage import SURVIVED
@@ -141,8 +141,8 @@ def put_in_force(
     """Put the version of this process in force, unless it waits for a person."""
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
-    now = declared(pipelines)
-    if not request.agreed and (unset := unset_variables(request.declared, now)):
+    now, has = declared(pipelines), _in_driver_log(connection)
+    if not request.agreed and (unset := unset_variables(has, now)):
         return CodeAnswer(Outcome.REFUSED, " ".join(unset))
     hints = rename_hints(connection, pipelines)
     targets = ask_targets(connection, pipelines)
@@ -150,7 +150,7 @@ def put_in_force(
         sys.stderr.write(f"{line}\n")
     waits = _waits_for(connection, pipelines, request, hints)
     waits += [*targets.refused, *([] if request.agreed else targets.steps_in_order)]
-    later = [] if request.agreed else [*_taken_ports(connection, pipelines, request.declared), *targets.unlooked]
+    later = [] if request.agreed else [*_taken_ports(connection, pipelines, has), *targets.unlooked]
     if waits:
         return CodeAnswer(Outcome.WAITS, _said([*waits, *later]))
     if later:
@@ -197,6 +197,19 @@ def _waits_for(
         unclear = undecided(connection, pipelines, changes, NOTHING_DECIDED, "forebay apply")
         waits += [] if unclear is None else [unclear]
     return waits
+
+
+def _in_driver_log(connection: sa.Connection) -> dict[str, Any]:
+    """Return what is applied, in the form of `declared`: no receiver and no batch runs on without it.
+
+    A stream that no pipeline reads is left out, because its receivers are stopped.
+    """
+    rows = list_pipelines(connection)
+    read = set().union(*streams_read(rows).values())
+    return {
+        "pipelines": {row.name: row.declaration for row in rows},
+        "streams": {row.name: row.declaration for row in list_streams(connection) if row.name in read},
+    }
 
 
 def _said(reasons: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 def unset_variables(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each source and sink of `now` that is not in `before` and lacks a variable here.
 
-    Both are results of ``compatibility.declared``.
+    Both have the form of ``compatibility.declared``.
     """
     known = dict(_parts(before))
     said = []
@@ -36,7 +36,7 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, stream in found["streams"].items():
         yield f"stream {name!r}", stream["source"]
     for pipeline, one in found["pipelines"].items():
-        for name, output in one["outputs"].items():
+        for name, output in one.get("outputs", {}).items():
             yield f"output {name!r} of pipeline {pipeline!r}", output["sink"]
 
 
