@@ -18,7 +18,7 @@ from forebay.cli.main import app
 from forebay.cli.terminal.failures import CommandError
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference
-from orchestration.declarations.asked_targets import AT_ONCE, ORDER, TargetAnswers, ask_targets
+from orchestration.declarations.asked_targets import AT_ONCE, NO_STOP, ORDER, TargetAnswers, ask_targets
 from orchestration.declarations.sink import Sink, TargetCheck, TargetMissingError, TargetUnavailableError
 from orchestration.sinks.postgres.postgres import PostgresSink
 from receiver_runtime.sources.fields.secret import EnvVar
@@ -222,8 +222,13 @@ def test_apply_refuses_a_step_while_the_pipeline_runs_and_says_the_order(
     for state in ("RUNNING", "STOPPING"):
         answer = invoke(["apply"], pipeline)
         assert (answer.exit_code, len(difference(connection, [pipeline]))) == (1, 1), state
-        assert f"Nothing was written. {step} {ORDER.format('words')}\n" in answer.output
+        assert f"Nothing was written. {step} {ORDER.format('words')} {NO_STOP}\n" in answer.output
         stop_pipelines(connection, name="words")
+    with monkeypatch.context() as changed:
+        # One that waits where nothing ends it.
+        changed.setattr(ConsoleSink, "step_after", lambda *_: None)
+        assert "Nothing was written" in invoke(["apply", "--dry-run"], pipeline).output
+        assert invoke(["apply", "--dry-run"], pipeline).exit_code == 0, "the change is made"
     connection.exec_driver_sql("UPDATE forebay.pipelines SET state = 'STOPPED'")
     answer = invoke(["apply"], pipeline)
     assert (answer.exit_code, difference(connection, [pipeline])) == (0, [])
@@ -236,7 +241,7 @@ def test_the_pages_say_the_same_order() -> None:
         " ".join((docs / page).read_text(encoding="utf-8").split())
         for page in ("how-to/outputs.md", "runbooks/batch-failed.md")
     )
-    assert ORDER.format("words") in outputs
+    assert f"{ORDER.format('words')} {NO_STOP}" in outputs
     replay = AT_ONCE.format("words").split("`")[1]
     assert (replay in outputs, replay in runbook) == (True, True)
 
