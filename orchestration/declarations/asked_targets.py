@@ -100,7 +100,8 @@ def ask_targets(
         if (was := before.get(pipeline.name, {}).get(output.name)) is None or was.sink != output.sink.declaration()
     }
     changed = {one.pipeline.name for one, was in outputs.items() if was is not None}
-    # Read before any target is looked at: a batch that ends between the two has created its target.
+    # Read before any target is looked at, and after it: a batch that ends meanwhile has created its target, and one
+    # that begins meanwhile may do so.
     running = {name: _running_batches(connection, rows[name].pipeline_id) for name in changed}
     scans = BoundedScans(seconds)
     places = BoundedSemaphore(_AT_ONCE)
@@ -109,15 +110,16 @@ def ask_targets(
         return scans.start(_name(output), partial(_look, ask, places, seconds), needs=needs)
 
     # First: most sinks answer this without a look at their target.
-    steps = {
-        one: start(one, partial(_step, one, was.sink, is_running=any(map(was.is_due, running[one.pipeline.name]))))
-        for one, was in outputs.items()
-        if was is not None
-    }
+    steps = {one: start(one, partial(_step, one, was.sink)) for one, was in outputs.items() if was is not None}
     writers = {one: start(one, partial(_writer, one), steps.get(one)) for one in outputs}
     missed = {one.part: one.reason for one in scans.unreachable()}
     away = {_name(one): missed[_name(one)] for one, look in steps.items() if not has_answer(look)}
     found = {one: answer(look) for one, look in steps.items()}
+    for one in [one for one, said in found.items() if isinstance(said, TargetMissingError)]:
+        was, name = outputs[one], one.pipeline.name
+        times = running[name] + _running_batches(connection, rows[name].pipeline_id)
+        if was is not None and not any(map(was.is_due, times)):
+            found[one] = None
     away |= {_name(one): str(said) for one, said in found.items() if isinstance(said, TargetUnavailableError)}
     unasked = {name: reason for name, reason in missed.items() if name not in away}
     refused = []
@@ -155,12 +157,9 @@ def _running_batches(connection: sa.Connection, pipeline_id: int) -> list[dateti
     ]
 
 
-def _step(output: Output, was: Mapping[str, Any], *, is_running: bool) -> str | TargetUnavailableError | None:
-    """Return what `step_after` says; `is_running`: a batch of the declaration before may create a missing target."""
+def _step(output: Output, was: Mapping[str, Any]) -> str | TargetUnavailableError | None:
     try:
         return output.sink.step_after(was)
-    except TargetMissingError as error:
-        return error if is_running else None
     except TargetUnavailableError as error:
         return error
 

@@ -114,9 +114,14 @@ def test_steps_are_asked_for_within_the_same_bound_and_only_of_sinks_that_change
     assert (asked.refused, asked.unasked) == ((), ())
 
 
-def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_create_it(connection: sa.Connection) -> None:
+def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_create_it(
+    connection: sa.Connection, engine: sa.Engine
+) -> None:
     class MissingSink(AskedSink):
+        meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
         def step_after(self, before: Mapping[str, Any]) -> str | None:
+            self.meanwhile()
             raise TargetMissingError("a batch may create it")
 
     sink = MissingSink(lambda: None)
@@ -143,6 +148,10 @@ def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_creat
     assert unlooked("launch_attempt = 1, launched_at = now(), launched_by = 'sensor'") == said
     assert unlooked("state = 'RUNNING', attempt = 1") == said
     assert unlooked("state = 'FAILED'") == (), "between two attempts"
+    with engine.connect() as other:
+        begins = "UPDATE forebay.batches SET state = 'RUNNING', attempt = 2"
+        sink.meanwhile = lambda: other.exec_driver_sql(begins)
+        assert unlooked("state = 'FAILED'") == said, "it begins while the target is looked at"
 
 
 @pytest.mark.parametrize(
