@@ -68,12 +68,13 @@ class Outcome(StrEnum):
 class Request:
     """Ask for a version. declared: what the version in force declares. agreed: a person has applied this version.
 
-    runs: the copy that receivers have loaded; None: unknown.
+    runs: the copy that receivers have loaded; None: unknown. of_outputs: the variables that receivers are not given.
     """
 
     declared: Mapping[str, Any]
     agreed: bool
     runs: str | None = None
+    of_outputs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,8 @@ def put_in_force(
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
     now, has = declared(pipelines), _in_driver_log(connection)
-    if not request.agreed and (unset := unset_variables(has, now)):
-        return CodeAnswer(Outcome.REFUSED, " ".join(unset))
+    if not request.agreed and (unset := " ".join(unset_variables(has, now, request.of_outputs))):
+        return CodeAnswer(Outcome.REFUSED, unset)
     hints = rename_hints(connection, pipelines)
     targets = ask_targets(connection, pipelines)
     for line in targets.unasked:

@@ -616,6 +616,12 @@ def test_a_person_agrees_to_a_change_and_not_to_a_later_one_back_to_it(home: Pat
     assert watch.agreed[5:] == [False, False], "that change was never in force"
 
 
+def test_a_check_knows_what_receivers_are_not_given(home: Path, project: Path) -> None:
+    watch = CodeWatch("shop", home, tell=lambda _: None)
+    watch.runs(compatibility.declared([]), {}, (), {"TARGET"})
+    assert watch._request(watch.first()).of_outputs == ["TARGET"]
+
+
 class Checks(CodeWatch):
     """A watch that only notes which versions it would check."""
 
