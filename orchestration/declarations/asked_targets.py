@@ -36,7 +36,7 @@ ORDER = (
     "In this order, because a batch in between would fail: `forebay stop --pipeline {0}`, that change, `forebay "
     "apply`, `forebay start --pipeline {0}`."
 )
-#: What else follows for `forebay apply`, which can't know what runs.
+#: What else follows for commands, which can't know what runs.
 NO_STOP = (
     "If nothing runs that would end the stop, or only code that waits for this apply: that change, then `forebay "
     "apply`."

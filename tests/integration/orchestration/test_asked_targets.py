@@ -157,8 +157,8 @@ def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_creat
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        (None, (Health.WARNING, "drop its key", ORDER.format("words"))),
-        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {ORDER.format('words')}")),
+        (None, (Health.WARNING, "drop its key", f"{ORDER.format('words')} {NO_STOP}")),
+        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {ORDER.format('words')} {NO_STOP}")),
     ],
 )
 def test_validate_says_a_step_once(answers: TargetCheck | None, expected: tuple[Health, str, str]) -> None:
