@@ -223,7 +223,9 @@ def _taken_ports(connection: sa.Connection, pipelines: Sequence[Pipeline], befor
         was = before["streams"].get(stream.name, {}).get("source", {})
         now = stream.declaration()["source"]
         if any(was.get(key) != now.get(key) for key in LISTENING):
-            for found in check_listening(stream, ours=partial(receiver_pids, connection), is_here=True):
+            ours = partial(receiver_pids, connection)
+            # Receivers that `forebay up` has started are seen: another account's program holds what is not.
+            for found in check_listening(stream, ours=ours, is_here=True, unseen=Health.FAILED):
                 if found.health is Health.FAILED:
                     yield f"{found.check}: {found.found}. {found.way_out}"
 

@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
-from forebay.cli.checks import code_change, code_watch
+from forebay.cli.checks import code_change, code_watch, source_checks
 from forebay.cli.checks.code_change import CodeAnswer, Outcome, Request, put_in_force
 from forebay.cli.checks.code_watch import OTHER, REMOVED, CodeWatch
+from forebay.cli.checks.own_ports import Holder
 from forebay.cli.commands.up import CODE_SERVER, Services, _disagreement, apply_at_start
 from forebay.cli.commands.validate import _compare
 from forebay.cli.main import app
@@ -275,7 +276,7 @@ def test_what_waits_says_also_why_apply_would_refuse_it(
 
 
 def test_a_listener_that_moves_to_a_taken_port_is_looked_at_again(
-    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = loaded()
     copies = first_in_force(home)
@@ -288,6 +289,10 @@ def test_a_listener_that_moves_to_a_taken_port_is_looked_at_again(
         result = put_in_force(connection, copies, moved, request)
         assert result.outcome is Outcome.UNKNOWN
         assert result.why.startswith(f"stream lines: can't listen at {place}: Address already in use. Stop what")
+        with monkeypatch.context() as of_another_account:
+            of_another_account.setattr(source_checks, "holder_of", lambda *_, **__: Holder.UNKNOWN)
+            result = put_in_force(connection, copies, moved, request)
+            assert (result.outcome, "can't see by which process" in result.why) == (Outcome.UNKNOWN, True)
         assert difference(connection, before) == []
         assert put_in_force(connection, copies, moved, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
         # As after an apply from elsewhere: the version before makes no batch, and the receivers move in any case.
