@@ -36,6 +36,13 @@ ORDER = (
     "In this order, because a batch in between would fail: `forebay stop --pipeline {0}`, that change, `forebay "
     "apply`, `forebay start --pipeline {0}`."
 )
+#: What else follows for commands, which can't know what runs.
+NO_STOP = (
+    "If nothing runs that would end the stop, or only code that waits for this apply: that change, then `forebay "
+    "apply`."
+)
+#: What follows where the pipeline makes no batches, and can't end a stop, because the code that waits is loaded.
+PAUSED = "No batch is made meanwhile: when none runs any more, that change, then `forebay apply`."
 #: What follows where batches fail already: a stop would send all that waits through the failing output.
 AT_ONCE = (
     "Do it at once; batches that fail until then come out with `forebay batches replay {0} --quarantined "
@@ -70,8 +77,9 @@ class TargetAnswers:
     @property
     def held(self) -> list[str]:
         """Return the steps without which batches of a running pipeline would fail, and what may become one."""
-        steps = [_in_order(one, step) for one, step in self.steps.items() if one.pipeline.name not in self.stopped]
-        return [*steps, *(f"{said} Apply again when that batch has ended." for said in self.creating)]
+        found = [_in_order(one, step) for one, step in self.steps.items() if one.pipeline.name not in self.stopped]
+        found += [NO_STOP] if found else []
+        return [*found, *(f"{said} Apply again when that batch has ended." for said in self.creating)]
 
 
 def _in_order(output: Output, step: str) -> str:

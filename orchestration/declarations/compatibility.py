@@ -93,7 +93,9 @@ def _pipelines_gone(
 ) -> Iterator[str]:
     new = _new(before, after)
     for name in sorted(before.keys() - after.keys()):
-        if new:
+        if name not in read:
+            yield f"pipeline {name!r}, which was removed, is gone from the code too"
+        elif new:
             yield (
                 f"pipeline {name!r} is gone (renamed? new is {new}: under a new name it is a new pipeline. To replace "
                 f"{name} by it: {removal(name, read)})"

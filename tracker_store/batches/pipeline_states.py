@@ -159,13 +159,17 @@ def any_stopping(connection: sa.Connection) -> bool:
 
 
 def all_ended(connection: sa.Connection, *, after_seconds: float = 0.0) -> bool:
-    """Return whether a stop of the system was requested and all is STOPPED or removed for `after_seconds`. No locks."""
+    """Return whether a stop of the system was requested and all is STOPPED or removed for `after_seconds`.
+
+    A time in the future, from before the clock was set back, is one that has passed. No locks.
+    """
     with named_failures():
         ended: bool | None = connection.execute(
             sa.text("""
                 SELECT bool_or(ends_system) AND bool_and(
                     (removed_at IS NOT NULL OR ends_system AND state = 'STOPPED')
-                    AND greatest(state_since, removed_at) <= clock_timestamp() - make_interval(secs => :seconds)
+                    AND greatest(state_since, removed_at) NOT BETWEEN
+                        clock_timestamp() - make_interval(secs => :seconds) AND clock_timestamp()
                 )
                 FROM forebay.pipelines
             """),

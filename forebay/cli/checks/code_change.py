@@ -38,7 +38,7 @@ from orchestration.declarations.project_code import CodeCopies, same_code
 from orchestration.declarations.questions import NOTHING_DECIDED, undecided
 from orchestration.declarations.settings import Settings
 from tracker_store.batches.pipeline_states import start_pipelines
-from tracker_store.batches.pipelines import list_pipelines
+from tracker_store.batches.pipelines import list_pipelines, list_streams
 from tracker_store.connection.engine import connect_once
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError, sentence
 from tracker_store.connection.outage import SURVIVED
@@ -68,12 +68,13 @@ class Outcome(StrEnum):
 class Request:
     """Ask for a version. declared: what the version in force declares. agreed: a person has applied this version.
 
-    runs: the copy that receivers have loaded; None: unknown.
+    runs: the copy that receivers have loaded; None: unknown. of_outputs: the variables that receivers are not given.
     """
 
     declared: Mapping[str, Any]
     agreed: bool
     runs: str | None = None
+    of_outputs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +142,16 @@ def put_in_force(
     """Put the version of this process in force, unless it waits for a person."""
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
-    now = declared(pipelines)
-    if not request.agreed and (unset := unset_variables(request.declared, now)):
-        return CodeAnswer(Outcome.REFUSED, " ".join(unset))
+    now, has = declared(pipelines), _in_driver_log(connection)
+    if not request.agreed and (unset := " ".join(unset_variables(has, now, request.of_outputs))):
+        return CodeAnswer(Outcome.REFUSED, unset)
     hints = rename_hints(connection, pipelines)
     targets = ask_targets(connection, pipelines)
     for line in targets.unasked:
         sys.stderr.write(f"{line}\n")
     waits = _waits_for(connection, pipelines, request, hints)
     waits += [*targets.refused, *([] if request.agreed else targets.steps_in_order)]
-    later = [] if request.agreed else [*_taken_ports(connection, pipelines, request.declared), *targets.unlooked]
+    later = [] if request.agreed else [*_taken_ports(connection, pipelines, has), *targets.unlooked]
     if waits:
         return CodeAnswer(Outcome.WAITS, _said([*waits, *later]))
     if later:
@@ -199,6 +200,19 @@ def _waits_for(
     return waits
 
 
+def _in_driver_log(connection: sa.Connection) -> dict[str, Any]:
+    """Return what is applied, in the form of `declared`: no receiver and no batch runs on without it.
+
+    A stream that no pipeline reads is left out, because its receivers are stopped.
+    """
+    rows = list_pipelines(connection)
+    read = set().union(*streams_read(rows).values())
+    return {
+        "pipelines": {row.name: row.declaration for row in rows},
+        "streams": {row.name: row.declaration for row in list_streams(connection) if row.name in read},
+    }
+
+
 def _said(reasons: Sequence[str]) -> str:
     return " ".join([*map(sentence, reasons[:-1]), reasons[-1]])
 
@@ -209,7 +223,9 @@ def _taken_ports(connection: sa.Connection, pipelines: Sequence[Pipeline], befor
         was = before["streams"].get(stream.name, {}).get("source", {})
         now = stream.declaration()["source"]
         if any(was.get(key) != now.get(key) for key in LISTENING):
-            for found in check_listening(stream, ours=partial(receiver_pids, connection), is_here=True):
+            ours = partial(receiver_pids, connection)
+            # Receivers that `forebay up` has started are seen: another account's program holds what is not.
+            for found in check_listening(stream, ours=ours, is_here=True, unseen=Health.FAILED):
                 if found.health is Health.FAILED:
                     yield f"{found.check}: {found.found}. {found.way_out}"
 

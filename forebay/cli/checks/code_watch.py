@@ -23,7 +23,7 @@ from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.host.log_files import open_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from orchestration.declarations.project_code import ProjectCode
@@ -80,6 +80,7 @@ class CodeWatch:
         self._watches = watches
         self._in_force: ProjectCode | None = None
         self._declared: Mapping[str, Any] = {}
+        self._of_outputs: Sequence[str] = ()
         # The version that was read last, and the one that was checked last.
         self._read = self._checked = ""
         self._rung = False
@@ -105,9 +106,19 @@ class CodeWatch:
         self._read = self._checked = code.version
         return code.version
 
-    def runs(self, declared: Mapping[str, Any], environment: Mapping[str, str], withheld: Collection[str]) -> None:
-        """Take what the version in force declares, and the environment that it is loaded in."""
+    def runs(
+        self,
+        declared: Mapping[str, Any],
+        environment: Mapping[str, str],
+        withheld: Collection[str],
+        of_outputs: Collection[str] = (),
+    ) -> None:
+        """Take what the version in force declares, and the environment that it is loaded in.
+
+        of_outputs: the variables that receivers are not given.
+        """
         self._declared = declared
+        self._of_outputs = sorted(of_outputs)
         self.copies.declares(declared)
         self._environment = {**environment_without(withheld), **environment}
 
@@ -184,15 +195,19 @@ class CodeWatch:
         if self._check is not None:
             self._end(self._check)
 
+    def _request(self, version: str) -> Request:
+        return Request(
+            self._declared,
+            agreed=self._agreed == version,
+            runs=None if self._in_force is None else str(self.copies.file_of(self._in_force.version)),
+            of_outputs=self._of_outputs,
+        )
+
     def _begin(self, code: ProjectCode) -> None:
         if self._agreed != code.version:
             # What a person has applied is not what the files have now.
             self._agreed = ""
-        request = Request(
-            self._declared,
-            agreed=self._agreed == code.version,
-            runs=None if self._in_force is None else str(self.copies.file_of(self._in_force.version)),
-        )
+        request = self._request(code.version)
         answer = tempfile.TemporaryFile()  # noqa: SIM115  closed with the check
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with open_log(self._log_file) as log:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.cli.checks.findings import Finding, Health
-from orchestration.declarations.asked_targets import ORDER
+from orchestration.declarations.asked_targets import NO_STOP, ORDER
 from orchestration.declarations.sink import SinkError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def check_sink(output: Output, schema: StructType | None, step: str) -> Finding:
         return Finding(
             name_of(output), Health.FAILED, found, "Look whether it is there, and is what the sink writes to."
         )
-    order = ORDER.format(output.pipeline.name)
+    order = f"{ORDER.format(output.pipeline.name)} {NO_STOP}"
     if step and (checked is None or checked.health != "failed"):
         return Finding(name_of(output), Health.WARNING, step, order)
     if checked is None:

@@ -67,13 +67,16 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
             yield Finding(name, Health.FAILED, str(error), "Correct the class, or install its package.")
 
 
-def check_listening(stream: Stream, *, ours: Callable[[], Collection[int]], is_here: bool) -> Iterator[Finding]:
+def check_listening(
+    stream: Stream, *, ours: Callable[[], Collection[int]], is_here: bool, unseen: Health = Health.WARNING
+) -> Iterator[Finding]:
     """Check whether this host has the addresses free at which a stream listens, or a receiver of ours holds them.
 
-    ours: returns the pids of this installation's receivers. is_here: receivers are to run on this host.
+    ours: returns the pids of this installation's receivers. is_here: receivers are to run on this host. unseen: the
+    health of an address whose holder this account can't see.
     """
     for place in _listens_at(stream.source):
-        yield _can_listen(f"stream {stream.name}", place, ours, is_here=is_here)
+        yield _can_listen(f"stream {stream.name}", place, ours, is_here=is_here, unseen=unseen)
 
 
 def check_source(stream: Stream) -> Iterator[Finding]:
@@ -151,7 +154,9 @@ def _endpoints(source: Source) -> list[_SourcePlace]:
     return [_SourcePlace(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
 
 
-def _can_listen(name: str, place: _SourcePlace, ours: Callable[[], Collection[int]], *, is_here: bool) -> Finding:
+def _can_listen(
+    name: str, place: _SourcePlace, ours: Callable[[], Collection[int]], *, is_here: bool, unseen: Health
+) -> Finding:
     bad = Health.FAILED if is_here else Health.WARNING
     flags = socket.AI_PASSIVE if is_here else socket.AI_PASSIVE | socket.AI_NUMERICHOST
     host = "0.0.0.0" if place.host == "*" else place.host  # noqa: S104  what the declaration says
@@ -174,7 +179,7 @@ def _can_listen(name: str, place: _SourcePlace, ours: Callable[[], Collection[in
             if holder is Holder.UNKNOWN:
                 way_out = "All is well if it is a receiver of ours; else stop it, or declare another port."
                 found = f"{place} is in use, and this account can't see by which process"
-                return Finding(name, Health.WARNING, found, way_out)
+                return Finding(name, unseen, found, way_out)
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             way_out = "If it is the address of the host where the receiver runs, all is well: check it there."
             return Finding(name, Health.WARNING, f"{place} is no address of this host: {error.strerror}", way_out)

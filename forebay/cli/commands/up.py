@@ -423,7 +423,8 @@ class Services:
             **_environment(self._settings, dagster_home, self.database_url, self._webserver_url),
             CODE_VARIABLE: str(self._code.copies.link),
         }
-        self._code.runs(declarations, environment, FROM_YOUR_CODE)
+        of_outputs = only_of_outputs(pipelines)
+        self._code.runs(declarations, environment, FROM_YOUR_CODE, of_outputs)
         # Only for the children that demand it, or send it.
         token = {DAGSTER_TOKEN: NO_TOKEN if self._token is None else self._token}
         # What the services need is in here, even if an output's secret is in a variable of the same name.
@@ -436,7 +437,7 @@ class Services:
                     "agent",
                     [
                         *(*python, "forebay.cli", "agent", "--parent-pipe", "--roles", ",".join(ROLES)),
-                        *("--withhold-from-receivers", ",".join(sorted(only_of_outputs(pipelines)))),
+                        *("--withhold-from-receivers", ",".join(sorted(of_outputs))),
                         *("--slots", str(self.slots)),
                     ],
                     {**environment, **token},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestration.batches.batch_schedule import declaration_fingerprint
 from orchestration.declarations.apply import apply, is_applied, refuse
-from orchestration.declarations.asked_targets import ask_targets
+from orchestration.declarations.asked_targets import PAUSED, ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
 from orchestration.declarations.pipeline import DeclarationError
 from tracker_store.batches.pipelines import list_pipelines, stream_declarations
@@ -81,7 +81,7 @@ def _waits_for(connection: sa.Connection, pipeline: Pipeline, decisions: Sequenc
             return f"What waits for it: {'; '.join(decisions)}. {error}"
         return f"What waits for it: {'; '.join(decisions)}."
     targets = ask_targets(connection, [pipeline])
-    if steps := [*targets.refused, *targets.steps_in_order]:
+    if steps := [*targets.refused, *(f"{step} {PAUSED}" for step in targets.steps.values())]:
         return f"What waits for it: {' '.join(steps)}"
     return f"The next tick tries again: {' '.join(targets.unlooked)}" if targets.unlooked else ""
 

@@ -20,7 +20,7 @@ from forebay.cli.main import app
 from forebay.cli.terminal.failures import CommandError
 from forebay.sources import SocketText
 from orchestration.declarations.apply import apply, difference
-from orchestration.declarations.asked_targets import AT_ONCE, ORDER, TargetAnswers, ask_targets
+from orchestration.declarations.asked_targets import AT_ONCE, NO_STOP, ORDER, TargetAnswers, ask_targets
 from orchestration.declarations.sink import Sink, TargetCheck, TargetMissingError, TargetUnavailableError
 from orchestration.sinks.postgres.postgres import PostgresSink
 from receiver_runtime.sources.fields.secret import EnvVar
@@ -170,8 +170,8 @@ def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_creat
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        (None, (Health.WARNING, "drop its key", ORDER.format("words"))),
-        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {ORDER.format('words')}")),
+        (None, (Health.WARNING, "drop its key", f"{ORDER.format('words')} {NO_STOP}")),
+        (HELD, (Health.FAILED, HELD.found, f"{HELD.way_out} {ORDER.format('words')} {NO_STOP}")),
     ],
 )
 def test_validate_says_a_step_once(answers: TargetCheck | None, expected: tuple[Health, str, str]) -> None:
@@ -244,8 +244,13 @@ def test_apply_refuses_a_step_while_the_pipeline_runs_and_says_the_order(
     for state in ("RUNNING", "STOPPING"):
         answer = invoke(["apply"], pipeline)
         assert (answer.exit_code, len(difference(connection, [pipeline]))) == (1, 1), state
-        assert f"Nothing was written. {step} {ORDER.format('words')}\n" in answer.output
+        assert f"Nothing was written. {step} {ORDER.format('words')} {NO_STOP}\n" in answer.output
         stop_pipelines(connection, name="words")
+    with monkeypatch.context() as changed:
+        # One that waits where nothing ends it.
+        changed.setattr(ConsoleSink, "step_after", lambda *_: None)
+        assert "Nothing was written" in invoke(["apply", "--dry-run"], pipeline).output
+        assert invoke(["apply", "--dry-run"], pipeline).exit_code == 0, "the change is made"
     connection.exec_driver_sql("UPDATE forebay.pipelines SET state = 'STOPPED'")
     answer = invoke(["apply"], pipeline)
     assert (answer.exit_code, difference(connection, [pipeline])) == (0, [])
@@ -258,7 +263,7 @@ def test_the_pages_say_the_same_order() -> None:
         " ".join((docs / page).read_text(encoding="utf-8").split())
         for page in ("how-to/outputs.md", "runbooks/batch-failed.md")
     )
-    assert ORDER.format("words") in outputs
+    assert f"{ORDER.format('words')} {NO_STOP}" in outputs
     replay = AT_ONCE.format("words").split("`")[1]
     assert (replay in outputs, replay in runbook) == (True, True)
 

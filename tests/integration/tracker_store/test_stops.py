@@ -209,8 +209,9 @@ def test_a_system_whose_pipelines_are_removed_ends_when_a_person_stops_it(log: L
     if is_after:
         assert not all_ended(log.connection), "no person asked the system to end"
         assert stop_pipelines(log.connection) == []
-    assert all_ended(log.connection)
     assert not all_ended(log.connection, after_seconds=60)
+    log.connection.exec_driver_sql("UPDATE forebay.pipelines SET removed_at = now() + interval '1 day'")
+    assert all_ended(log.connection, after_seconds=2), "the clock was set back"
     apply_pipeline(
         log.connection,
         name="words",

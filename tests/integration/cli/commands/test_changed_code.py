@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay import ConsoleSink, Pipeline, Stream
-from forebay.cli.checks import code_change, code_watch
+from forebay.cli.checks import code_change, code_watch, source_checks
 from forebay.cli.checks.code_change import CodeAnswer, Outcome, Request, put_in_force
 from forebay.cli.checks.code_watch import OTHER, REMOVED, CodeWatch
+from forebay.cli.checks.own_ports import Holder
 from forebay.cli.commands.up import CODE_SERVER, Services, _disagreement, apply_at_start
 from forebay.cli.commands.validate import _compare
 from forebay.cli.main import app
@@ -275,7 +276,7 @@ def test_what_waits_says_also_why_apply_would_refuse_it(
 
 
 def test_a_listener_that_moves_to_a_taken_port_is_looked_at_again(
-    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = loaded()
     copies = first_in_force(home)
@@ -288,8 +289,14 @@ def test_a_listener_that_moves_to_a_taken_port_is_looked_at_again(
         result = put_in_force(connection, copies, moved, request)
         assert result.outcome is Outcome.UNKNOWN
         assert result.why.startswith(f"stream lines: can't listen at {place}: Address already in use. Stop what")
+        with monkeypatch.context() as of_another_account:
+            of_another_account.setattr(source_checks, "holder_of", lambda *_, **__: Holder.UNKNOWN)
+            result = put_in_force(connection, copies, moved, request)
+            assert (result.outcome, "can't see by which process" in result.why) == (Outcome.UNKNOWN, True)
         assert difference(connection, before) == []
         assert put_in_force(connection, copies, moved, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
+        # As after an apply from elsewhere: the version before makes no batch, and the receivers move in any case.
+        assert put_in_force(connection, copies, moved, request).outcome is Outcome.IN_FORCE
         edit(project, ('interval="10s"', 'interval="5s"'))
         stays = Request(compatibility.declared(moved), agreed=False)
         assert put_in_force(connection, copies, loaded(), stays).outcome is Outcome.IN_FORCE, "it listens there already"
@@ -315,6 +322,9 @@ def test_a_sink_whose_variable_is_not_set_is_not_put_in_force(
         assert result.outcome is Outcome.REFUSED
         assert result.why.startswith("output 'more' of pipeline 'words' refers to RESULTS_URL, which")
         assert difference(connection, before) == []
+        apply(connection, after)
+        assert put_in_force(connection, copies, after, request).outcome is Outcome.IN_FORCE, "applied from elsewhere"
+        apply(connection, before)
         assert put_in_force(connection, copies, after, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
 
@@ -330,6 +340,7 @@ def test_a_new_pipeline_that_may_repeat_results_waits(
         apply(connection, before)
         result = put_in_force(connection, copies, loaded(), Request(compatibility.declared(before), agreed=False))
         assert (result.outcome, result.why) == (Outcome.WAITS, "May records come out again?")
+        assert difference(connection, before) == []
     assert copies.in_force() == first
 
 
@@ -349,7 +360,9 @@ def test_code_without_a_pipeline_waits_for_apply_also_once_it_is_removed(
         assert waiting.why.startswith("pipeline 'others' is gone; until it is removed too")
         stop_pipelines(connection, name="others")
         remove_pipeline(connection, "others")
-        assert put_in_force(connection, copies, after, request).outcome is Outcome.WAITS, "its code runs until apply"
+        waiting = put_in_force(connection, copies, after, request)
+        assert waiting.outcome is Outcome.WAITS, "its code runs until apply"
+        assert waiting.why == "pipeline 'others', which was removed, is gone from the code too"
         assert put_in_force(connection, copies, after, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 
 
@@ -606,6 +619,12 @@ def test_a_person_agrees_to_a_change_and_not_to_a_later_one_back_to_it(home: Pat
     save("1200s", "13000s")
     save("13000s", "1200s")
     assert watch.agreed[5:] == [False, False], "that change was never in force"
+
+
+def test_a_check_knows_what_receivers_are_not_given(home: Path, project: Path) -> None:
+    watch = CodeWatch("shop", home, tell=lambda _: None)
+    watch.runs(compatibility.declared([]), {}, (), {"TARGET"})
+    assert watch._request(watch.first()).of_outputs == ["TARGET"]
 
 
 class Checks(CodeWatch):

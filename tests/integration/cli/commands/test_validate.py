@@ -23,7 +23,7 @@ from forebay.cli.commands import validate
 from forebay.cli.main import app
 from forebay.cli.services.supervisor_lock import take_lock
 from orchestration.declarations.apply import apply
-from orchestration.declarations.asked_targets import ORDER
+from orchestration.declarations.asked_targets import NO_STOP, ORDER
 from orchestration.declarations.modules import load_pipelines
 from orchestration.spark.session.java import JavaNotFoundError
 from tests.integration.orchestration.target_database import Target
@@ -348,7 +348,9 @@ def test_what_apply_would_change_or_refuse_is_told(
         appended = module(one_stream(listener, home).replace(PARQUET.format(home), "PostgresSink('env:T', 'counts')"))
         step = "if it has a unique constraint on (value), drop that"
         warned = [one for one in findings(appended, well=True) if step in str(one)]
-        assert [(one["health"], one["way_out"]) for one in warned] == [("warning", ORDER.format("words"))]
+        assert [(one["health"], one["way_out"]) for one in warned] == [
+            ("warning", f"{ORDER.format('words')} {NO_STOP}")
+        ]
         done = CliRunner().invoke(app, ["apply", "--dry-run", appended], env={"COLUMNS": "500"})
         assert f"the table public.counts: {step}. It can't be looked at: the environment variable T is" in done.output
         apply(connection, load_pipelines(path))

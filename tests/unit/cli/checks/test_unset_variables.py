@@ -28,8 +28,17 @@ def test_new_and_changed_parts_name_what_is_not_set(monkeypatch: pytest.MonkeyPa
     ends = "which the environment of `forebay up` does not have: set it there, and start `forebay up` again."
     of_stream = f"stream 'lines' refers to FB_A, FB_B, {ends}"
     of_sink = f"output 'counts' of pipeline 'words' refers to FB_URL, {ends}"
-    assert unset_variables(nothing, now) == [of_stream, of_sink]
-    assert unset_variables(now, now) == []
-    assert unset_variables(declared(["env:FB_SET"], "env:FB_URL"), now) == [of_stream]
+    assert [*unset_variables(nothing, now)] == [of_stream, of_sink]
+    assert [*unset_variables(now, now)] == []
+    assert [*unset_variables(declared(["env:FB_SET"], "env:FB_URL"), now)] == [of_stream]
     monkeypatch.setenv("FB_URL", "postgresql://h/d")
-    assert unset_variables(declared(["env:FB_SET", "env:FB_B", "env:FB_A"], "x"), now) == []
+    assert [*unset_variables(declared(["env:FB_SET", "env:FB_B", "env:FB_A"], "x"), now)] == []
+
+
+def test_a_source_names_what_receivers_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FB_SHARED", "x")
+    of_output, shared = declared([], "env:FB_SHARED"), declared(["env:FB_SHARED"], "env:FB_SHARED")
+    [said] = unset_variables(of_output, shared, ["FB_SHARED"])
+    assert said.startswith("stream 'lines' refers to FB_SHARED, which receivers do not have")
+    assert [*unset_variables(of_output, shared)] == []
+    assert [*unset_variables(declared([], "x"), of_output, ["FB_SHARED"])] == [], "batches have it"

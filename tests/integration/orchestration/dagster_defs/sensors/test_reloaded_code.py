@@ -14,8 +14,9 @@ from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.declarations.apply import apply, is_applied
-from orchestration.declarations.asked_targets import ORDER
+from orchestration.declarations.asked_targets import PAUSED
 from orchestration.declarations.sink import TargetUnavailableError
+from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import SharedPlaceError
 
@@ -112,8 +113,10 @@ def test_what_needs_a_step_in_a_target_waits(connection: sa.Connection, monkeypa
     location.tick()
     monkeypatch.setattr(ConsoleSink, "step_after", lambda *_: "drop its key")
     location.reload(code(rows=1))
-    step = f"output 'counts' of pipeline 'words': drop its key. {ORDER.format('words')}"
+    step = f"output 'counts' of pipeline 'words': drop its key. {PAUSED}"
     assert location.tick() == f"{NOT_APPLIED} What waits for it: {step}"
+    stop_pipelines(connection, name="words")
+    assert location.tick().startswith(NOT_APPLIED), "a stop gets no last batch, and does not end"
 
 
 def test_a_target_that_is_away_is_looked_at_again(connection: sa.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
