@@ -78,6 +78,11 @@ class AtMostOnceReading:
         if good:
             self._client.brokers.note_answer()
             found, bad = records_of(good)
+            # Before they are handed over: a group that loses its positions later has left a gap.
+            self._group_positions.note_read(
+                {(run.topic, run.partition) for one in found for run in one.runs}
+                | {(one.topic, one.partition) for one in bad}
+            )
             keep_aside(self._receiver, bad)
             for one in found:
                 self._unread.note_read(one)
@@ -123,7 +128,6 @@ class AtMostOnceReading:
         if time.monotonic() < self._look_at or self._client.brokers.are_unreachable:
             return
         self._look_at = time.monotonic() + _LOOK_SECONDS
-        self._group_positions.note_read(self._next())
         self._group_positions.look({topic for topic, _ in self._assigned()})
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:

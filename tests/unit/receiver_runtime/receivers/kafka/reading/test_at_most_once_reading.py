@@ -19,6 +19,7 @@ from receiver_runtime.receivers.kafka.places import Look, Partition
 from receiver_runtime.receivers.kafka.reading import assigned_partitions
 from receiver_runtime.receivers.kafka.reading.at_most_once_reading import AtMostOnceReading
 from receiver_runtime.receivers.kafka.reading.group_client import GroupClient
+from receiver_runtime.receivers.kafka.reading.group_positions import GroupPositions
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from tests.unit.receiver_runtime.rig import rig
 
@@ -85,11 +86,15 @@ def reset(topic: str, partition: int, offset: int | None = None) -> Message:
 
 
 class Reading(AtMostOnceReading):
-    """Reads from ``Client``; ``opened`` is what was asked, and ``stored`` how many records were stored before."""
+    """Reads from ``Client``; ``opened`` is what was asked, and ``stored`` how many records were stored before.
+
+    ``noted`` has the partitions that were noted as read, each with how many records were stored before.
+    """
 
     client: Client
     opened: list[tuple[int, int | None]]
     stored: int
+    noted: dict[int, int]
 
 
 @pytest.fixture(params=[True, False], ids=["cooperative", "eager"])
@@ -116,10 +121,15 @@ def reading(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
         def store(batch: Any) -> None:  # noqa: ANN401  a batch of Arrow
             found.stored += batch.num_rows
 
-        monkeypatch.setattr("receiver_runtime.receivers.kafka.reading.group_positions.GroupPositions.open", opened)
+        def note_read(_: object, keys: Iterable[Key]) -> None:
+            for _topic, number in keys:
+                found.noted.setdefault(number, found.stored)
+
+        monkeypatch.setattr(GroupPositions, "open", opened)
+        monkeypatch.setattr(GroupPositions, "note_read", note_read)
         monkeypatch.setattr(made.supervisor.block_path, "push_buffered", store)
         found = Reading(receiver, source, group, threading.Event())
-        found.client, found.opened, found.stored = client, [], 0
+        found.client, found.opened, found.stored, found.noted = client, [], 0, {}
         yield found
 
 
@@ -151,6 +161,13 @@ def test_partitions_that_the_client_can_t_continue_are_opened_apart(reading: Rea
     assert reading._partitions.waiting["t", SILENT] == 5
     reading._on_revoke(reading.client, [TopicPartition("t", SILENT), TopicPartition("t", 2)])  # type: ignore[arg-type]
     assert reading._partitions.waiting == {}
+
+
+def test_a_partition_is_noted_as_read_before_its_first_record_is_stored(reading: Reading) -> None:
+    """Whatever happens to it after that: another member may get it before the next look, or its topic may go."""
+    reading.client.messages = [record(0, 2), record(3, 6)]
+    reading._fetch()
+    assert (reading.noted, reading.stored) == ({0: 0, 3: 0}, 2)
 
 
 def test_others_are_read_while_many_partitions_are_opened(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
