@@ -65,6 +65,8 @@ class AtMostOnceReading:
             self._read_opened()
             self._look()
             self._fetch()
+            if self._client.commits.is_due:
+                self._commit_refused()
             self._receiver.report_unread(self._find_unread)
 
     def _fetch(self) -> None:
@@ -121,7 +123,17 @@ class AtMostOnceReading:
             now = {key: at for key, at in (there | opened).items() if key not in self._partitions.waiting}
             consumer.assign([TopicPartition(*key, at) for key, at in now.items()])
         # The client commits only what it has read: without this, the next start would begin elsewhere.
-        consumer.commit(offsets=positions, asynchronous=True)
+        for key in opened:
+            self._client.commits.forget(key)
+        self._client.commits.commit(consumer, opened)
+
+    def _commit_refused(self) -> None:
+        """Commit again where the brokers refused a position; where a record came since then, behind the last one."""
+        if refused := self._client.commits.take_registered(self._assigned()):
+            following = self._next()
+            self._client.commits.commit(
+                self._client.consumer, {key: following.get(key, at) for key, at in refused.items()}
+            )
 
     def _look(self) -> None:
         """Look now and then for topics that were created again so quickly that the client noticed nothing."""
@@ -135,11 +147,15 @@ class AtMostOnceReading:
             consumer.incremental_assign(assigned)
         else:
             consumer.assign(assigned)
+        # What was refused when they were last ours may be behind what another member has committed.
+        for one in assigned:
+            self._client.commits.forget((one.topic, one.partition))
         self._look_at = 0.0
         self._client.brokers.note_assigned({one.topic for one in assigned})
         self._receiver.report_connected(self._source.address)
 
     def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
+        self._commit_refused()
         self._partitions.forget((one.topic, one.partition) for one in revoked)
 
     def _assigned(self) -> set[Key]:

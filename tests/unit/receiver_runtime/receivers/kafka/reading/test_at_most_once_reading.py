@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -38,6 +39,9 @@ class Client:
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
         self.done: list[tuple[str, list[tuple[int, int]]]] = []
+
+    def subscribe(self, _: list[str], **__: object) -> None:
+        """Do nothing: the partitions are there."""
 
     def consume(self, _: int, __: float) -> list[Message]:
         found, self.messages = self.messages, []
@@ -168,6 +172,34 @@ def test_a_partition_is_noted_as_read_before_its_first_record_is_stored(reading:
     reading.client.messages = [record(0, 2), record(3, 6)]
     reading._fetch()
     assert (reading.noted, reading.stored) == ({0: 0, 3: 0}, 2)
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_the_position_of_an_opened_partition_is_committed_again_if_it_is_refused(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, *, is_revoked: bool
+) -> None:
+    """The client commits none before a record comes, and does not repeat a commit that a rebalance refused."""
+    reading.client.messages = [reset("t", 0, 3), reset("t", 1, 3)]
+    reading._fetch()
+    reading._partitions.ask_if_due()
+    reading._read_opened()
+    opened = [TopicPartition("t", 0, 16), TopicPartition("t", 1, 16)]
+    reading._client.commits.on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), opened)
+    reading.client.done.clear()
+    if is_revoked:
+        reading._on_revoke(reading.client, opened)  # type: ignore[arg-type]
+    else:
+        reading._look_at = math.inf
+        monkeypatch.setattr(reading._receiver, "report_unread", lambda _: reading._stopping.set())
+        reading.run()
+    # A record of partition 1 has come since then.
+    assert reading.client.done == [("commit", [(0, 16), (1, 7)])]
+    # Another member may have committed more in the meantime.
+    reading._client.commits.on_commit(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), opened)
+    reading._on_assign(reading.client, opened)  # type: ignore[arg-type]
+    reading.client.done.clear()
+    reading._commit_refused()
+    assert reading.client.done == []
 
 
 def test_others_are_read_while_many_partitions_are_opened(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
