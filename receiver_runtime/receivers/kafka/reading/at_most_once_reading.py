@@ -102,15 +102,16 @@ class AtMostOnceReading:
             elif key in assigned and key not in self._partitions.waiting:
                 # The client does not say the offset if the group has none, or if the log was truncated.
                 at = message.offset()
-                self._partitions.wait_for(key, following.get(key) if at is None else at)
-                self._partitions.ask_soon()
+                at = following.get(key) if at is None else at
+                self._partitions.lose(key, at, error, at)
 
     def _read_opened(self) -> None:
         """Have the client read what was opened, from there. A seek would not do: after an error it can't seek."""
         opened = {key: one.position for key, one in self._partitions.read.items()}
         if not opened:
             return
-        self._partitions.forget(opened)
+        self._partitions.read.clear()
+        self._partitions.unsure.clear()
         consumer = self._client.consumer
         positions = [TopicPartition(*key, at) for key, at in opened.items()]
         if self._client.is_cooperative:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -172,6 +173,37 @@ def test_a_partition_is_noted_as_read_before_its_first_record_is_stored(reading:
     reading.client.messages = [record(0, 2), record(3, 6)]
     reading._fetch()
     assert (reading.noted, reading.stored) == ({0: 0, 3: 0}, 2)
+
+
+def test_an_offset_that_is_refused_again_is_tried_after_a_pause_that_grows(reading: Reading) -> None:
+    def refuse(at: int) -> float:
+        """Return for how long it is not tried again."""
+        reading.client.messages = [reset("t", 0, at)]
+        reading._fetch()
+        began = time.monotonic()
+        reading._partitions.ask_if_due()
+        reading._read_opened()
+        return reading._partitions._refused["t", 0].not_before - began if reading._partitions.waiting else 0.0
+
+    def end_pause() -> None:
+        reading._partitions._refused["t", 0].not_before = 0.0
+        reading._partitions.open_waiting()
+        reading._read_opened()
+
+    assert refuse(16) == 0.0
+    pauses: list[float] = []
+    for _ in range(7):
+        pauses.append(refuse(16))
+        assert list(reading._partitions.waiting) == [("t", 0)]
+        end_pause()
+    assert pauses == sorted(pauses)
+    assert 0.8 < pauses[0] < 1.1
+    assert 50 < pauses[-1] <= 60
+    # Where it comes from another offset, it goes on at once, and so it does for the next owner's first one.
+    assert refuse(17) == 0.0
+    assert len(reading.opened) == 9
+    reading._on_revoke(reading.client, [TopicPartition("t", 0)])  # type: ignore[arg-type]
+    assert refuse(17) == 0.0
 
 
 @pytest.mark.parametrize("is_revoked", [False, True])
