@@ -1,6 +1,8 @@
-"""Commit to the broker what is registered, only for monitoring: nothing in Forebay relies on these positions.
+"""Commit the group's positions to the broker, and again what it refuses.
 
-This module owns what was committed, and what is to be. It must never move a position of the driver log.
+With positions in the driver log this is only for monitoring, and nothing relies on it. At most once, the client commits
+what it reads, and this module what was opened. It owns what was committed, and what is to be. It must never move a
+position of the driver log.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.kafka.partition_key import Key
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import OffsetLink
-
-_log = structlog.get_logger(__name__)
-
 
 _COMMIT_SECONDS = 1.0  # between two commits of positions to the broker
 # More consecutive refused commits than a rebalance can explain.
@@ -49,7 +47,7 @@ class GroupCommits:
                 self._registered[link.source, int(link.partition)] = link.to_offset
 
     def take_registered(self, partitions: Container[Key]) -> dict[Key, int]:
-        """Return what was registered of these partitions since the last call."""
+        """Return what was registered, or refused, of these partitions since the last call."""
         self._committed_at = time.monotonic()
         ends = {key: offset for key, offset in self._registered.items() if key in partitions}
         self._registered = {}
@@ -66,7 +64,7 @@ class GroupCommits:
             # `_on_assign`). The client waits for the commit before it gives up partitions.
             consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            _log.info("the broker took no positions, they stand in the driver log", error=str(error))
+            self.on_commit(error.args[0], offsets)
 
     def forget(self, key: Key) -> None:
         """Forget a partition that is another member's now."""
@@ -74,11 +72,13 @@ class GroupCommits:
         self._registered.pop(key, None)
 
     def on_commit(self, error: KafkaError | None, positions: Sequence[TopicPartition]) -> None:
-        """Note the broker's answer to a commit."""
+        """Note the broker's answer to a commit. If it refuses only some positions, these alone have the error."""
+        refused = [one for one in positions if error is not None or one.error is not None]
+        error = error or next((one.error for one in refused), None)
         if error is None:
             self._refusals = 0
             return
-        for one in positions:
+        for one in refused:
             # Commit it again, unless there is a newer position.
             self._committed.pop((one.topic, one.partition), None)
             if one.offset >= 0:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
 
 from receiver_runtime.receivers.kafka.places import Look
+from receiver_runtime.watching.backoff import Backoff
 
 if TYPE_CHECKING:
     import threading
@@ -29,6 +31,19 @@ _WAIT_SECONDS = 1.0
 _WAIT_TIMES = 5
 # Seconds of opening after which the other partitions are read first. Opening one may take longer.
 _OPEN_SECONDS = 1.0
+# The pause before a partition is opened in which the client was refused at the same offset before, doubled each time:
+# this many seconds, up to this many.
+_REFUSED_SECONDS = 1.0
+_LONGEST_REFUSED_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _Refused:
+    """Hold the offset at which the client could not read on, and from when it may try that again."""
+
+    at: int | None
+    not_before: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS))
 
 
 class AssignedPartitions:
@@ -59,6 +74,7 @@ class AssignedPartitions:
         self.waiting: dict[Key, int | None] = {}
         # Why some of them can't be read.
         self._unreadable: dict[Key, str] = {}
+        self._refused: dict[Key, _Refused] = {}
         self._ask_at = 0.0
 
     def __len__(self) -> int:
@@ -76,6 +92,21 @@ class AssignedPartitions:
         self._on_unread(key)
         self.waiting[key] = named
 
+    def lose(self, key: Key, at: int | None, error: KafkaError, named: int | None = None) -> None:
+        """Have a partition wait in which the client can't read on at an offset, longer each time at the same one.
+
+        A broker may refuse an offset that it says it has, for as long as it lags behind another one.
+        """
+        self.wait_for(key, named)
+        refused = self._refused.get(key)
+        if refused is None or refused.at != at:
+            refused = self._refused[key] = _Refused(at)
+        else:
+            refused.not_before = time.monotonic() + refused.backoff.next_delay()
+            self._note_unreadable(key, error)
+            self._show_unreadable()
+        self._ask_at = min(self._ask_at, refused.not_before)
+
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget partitions that are another member's now."""
         for key in keys:
@@ -84,6 +115,7 @@ class AssignedPartitions:
             self._on_unread(key)
             self.waiting.pop(key, None)
             self._unreadable.pop(key, None)
+            self._refused.pop(key, None)
         self._show_unreadable()
 
     def open_all(self, keys: Iterable[Key]) -> None:
@@ -112,7 +144,7 @@ class AssignedPartitions:
     def open_waiting(self) -> None:
         """Open the waiting partitions whose next position the brokers can say now; some of them, if that takes long."""
         began = time.monotonic()
-        keys = list(self.waiting)
+        keys = [key for key in self.waiting if key not in self._refused or self._refused[key].not_before <= began]
         try:
             look = self._places.look(keys)
         except KafkaException as error:

@@ -65,6 +65,8 @@ class AtMostOnceReading:
             self._read_opened()
             self._look()
             self._fetch()
+            if self._client.commits.is_due:
+                self._commit_refused()
             self._receiver.report_unread(self._find_unread)
 
     def _fetch(self) -> None:
@@ -78,6 +80,11 @@ class AtMostOnceReading:
         if good:
             self._client.brokers.note_answer()
             found, bad = records_of(good)
+            # Before they are handed over: a group that loses its positions later has left a gap.
+            self._group_positions.note_read(
+                {(run.topic, run.partition) for one in found for run in one.runs}
+                | {(one.topic, one.partition) for one in bad}
+            )
             keep_aside(self._receiver, bad)
             for one in found:
                 self._unread.note_read(one)
@@ -95,15 +102,16 @@ class AtMostOnceReading:
             elif key in assigned and key not in self._partitions.waiting:
                 # The client does not say the offset if the group has none, or if the log was truncated.
                 at = message.offset()
-                self._partitions.wait_for(key, following.get(key) if at is None else at)
-                self._partitions.ask_soon()
+                at = following.get(key) if at is None else at
+                self._partitions.lose(key, at, error, at)
 
     def _read_opened(self) -> None:
         """Have the client read what was opened, from there. A seek would not do: after an error it can't seek."""
         opened = {key: one.position for key, one in self._partitions.read.items()}
         if not opened:
             return
-        self._partitions.forget(opened)
+        self._partitions.read.clear()
+        self._partitions.unsure.clear()
         consumer = self._client.consumer
         positions = [TopicPartition(*key, at) for key, at in opened.items()]
         if self._client.is_cooperative:
@@ -116,14 +124,23 @@ class AtMostOnceReading:
             now = {key: at for key, at in (there | opened).items() if key not in self._partitions.waiting}
             consumer.assign([TopicPartition(*key, at) for key, at in now.items()])
         # The client commits only what it has read: without this, the next start would begin elsewhere.
-        consumer.commit(offsets=positions, asynchronous=True)
+        for key in opened:
+            self._client.commits.forget(key)
+        self._client.commits.commit(consumer, opened)
+
+    def _commit_refused(self) -> None:
+        """Commit again where the brokers refused a position; where a record came since then, behind the last one."""
+        if refused := self._client.commits.take_registered(self._assigned()):
+            following = self._next()
+            self._client.commits.commit(
+                self._client.consumer, {key: following.get(key, at) for key, at in refused.items()}
+            )
 
     def _look(self) -> None:
         """Look now and then for topics that were created again so quickly that the client noticed nothing."""
         if time.monotonic() < self._look_at or self._client.brokers.are_unreachable:
             return
         self._look_at = time.monotonic() + _LOOK_SECONDS
-        self._group_positions.note_read(self._next())
         self._group_positions.look({topic for topic, _ in self._assigned()})
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
@@ -131,11 +148,15 @@ class AtMostOnceReading:
             consumer.incremental_assign(assigned)
         else:
             consumer.assign(assigned)
+        # What was refused when they were last ours may be behind what another member has committed.
+        for one in assigned:
+            self._client.commits.forget((one.topic, one.partition))
         self._look_at = 0.0
         self._client.brokers.note_assigned({one.topic for one in assigned})
         self._receiver.report_connected(self._source.address)
 
     def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
+        self._commit_refused()
         self._partitions.forget((one.topic, one.partition) for one in revoked)
 
     def _assigned(self) -> set[Key]:

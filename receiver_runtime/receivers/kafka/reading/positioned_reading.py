@@ -120,7 +120,7 @@ class PositionedReading:
         if error.code() == RESET and key in self._partitions.read:
             self._hand_over.settle()
             cut = _CUT.search(error.str())
-            self._partitions.wait_for(key, int(cut[1]) if cut else None)
+            self._partitions.lose(key, self._partitions.read[key].position, error, int(cut[1]) if cut else None)
             self._fetching.leave([key])
             self._partitions.open_waiting()
             opened = self._partitions.read.get(key)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +21,7 @@ from receiver_runtime.receivers.kafka.places import Look, Partition
 from receiver_runtime.receivers.kafka.reading import assigned_partitions
 from receiver_runtime.receivers.kafka.reading.at_most_once_reading import AtMostOnceReading
 from receiver_runtime.receivers.kafka.reading.group_client import GroupClient
+from receiver_runtime.receivers.kafka.reading.group_positions import GroupPositions
 from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
 from tests.unit.receiver_runtime.rig import rig
 
@@ -37,6 +40,9 @@ class Client:
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
         self.done: list[tuple[str, list[tuple[int, int]]]] = []
+
+    def subscribe(self, _: list[str], **__: object) -> None:
+        """Do nothing: the partitions are there."""
 
     def consume(self, _: int, __: float) -> list[Message]:
         found, self.messages = self.messages, []
@@ -85,11 +91,15 @@ def reset(topic: str, partition: int, offset: int | None = None) -> Message:
 
 
 class Reading(AtMostOnceReading):
-    """Reads from ``Client``; ``opened`` is what was asked, and ``stored`` how many records were stored before."""
+    """Reads from ``Client``; ``opened`` is what was asked, and ``stored`` how many records were stored before.
+
+    ``noted`` has the partitions that were noted as read, each with how many records were stored before.
+    """
 
     client: Client
     opened: list[tuple[int, int | None]]
     stored: int
+    noted: dict[int, int]
 
 
 @pytest.fixture(params=[True, False], ids=["cooperative", "eager"])
@@ -116,10 +126,15 @@ def reading(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
         def store(batch: Any) -> None:  # noqa: ANN401  a batch of Arrow
             found.stored += batch.num_rows
 
-        monkeypatch.setattr("receiver_runtime.receivers.kafka.reading.group_positions.GroupPositions.open", opened)
+        def note_read(_: object, keys: Iterable[Key]) -> None:
+            for _topic, number in keys:
+                found.noted.setdefault(number, found.stored)
+
+        monkeypatch.setattr(GroupPositions, "open", opened)
+        monkeypatch.setattr(GroupPositions, "note_read", note_read)
         monkeypatch.setattr(made.supervisor.block_path, "push_buffered", store)
         found = Reading(receiver, source, group, threading.Event())
-        found.client, found.opened, found.stored = client, [], 0
+        found.client, found.opened, found.stored, found.noted = client, [], 0, {}
         yield found
 
 
@@ -151,6 +166,72 @@ def test_partitions_that_the_client_can_t_continue_are_opened_apart(reading: Rea
     assert reading._partitions.waiting["t", SILENT] == 5
     reading._on_revoke(reading.client, [TopicPartition("t", SILENT), TopicPartition("t", 2)])  # type: ignore[arg-type]
     assert reading._partitions.waiting == {}
+
+
+def test_a_partition_is_noted_as_read_before_its_first_record_is_stored(reading: Reading) -> None:
+    """Whatever happens to it after that: another member may get it before the next look, or its topic may go."""
+    reading.client.messages = [record(0, 2), record(3, 6)]
+    reading._fetch()
+    assert (reading.noted, reading.stored) == ({0: 0, 3: 0}, 2)
+
+
+def test_an_offset_that_is_refused_again_is_tried_after_a_pause_that_grows(reading: Reading) -> None:
+    def refuse(at: int) -> float:
+        """Return for how long it is not tried again."""
+        reading.client.messages = [reset("t", 0, at)]
+        reading._fetch()
+        began = time.monotonic()
+        reading._partitions.ask_if_due()
+        reading._read_opened()
+        return reading._partitions._refused["t", 0].not_before - began if reading._partitions.waiting else 0.0
+
+    def end_pause() -> None:
+        reading._partitions._refused["t", 0].not_before = 0.0
+        reading._partitions.open_waiting()
+        reading._read_opened()
+
+    assert refuse(16) == 0.0
+    pauses: list[float] = []
+    for _ in range(7):
+        pauses.append(refuse(16))
+        assert list(reading._partitions.waiting) == [("t", 0)]
+        end_pause()
+    assert pauses == sorted(pauses)
+    assert 0.8 < pauses[0] < 1.1
+    assert 50 < pauses[-1] <= 60
+    # Where it comes from another offset, it goes on at once, and so it does for the next owner's first one.
+    assert refuse(17) == 0.0
+    assert len(reading.opened) == 9
+    reading._on_revoke(reading.client, [TopicPartition("t", 0)])  # type: ignore[arg-type]
+    assert refuse(17) == 0.0
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_the_position_of_an_opened_partition_is_committed_again_if_it_is_refused(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, *, is_revoked: bool
+) -> None:
+    """The client commits none before a record comes, and does not repeat a commit that a rebalance refused."""
+    reading.client.messages = [reset("t", 0, 3), reset("t", 1, 3)]
+    reading._fetch()
+    reading._partitions.ask_if_due()
+    reading._read_opened()
+    opened = [TopicPartition("t", 0, 16), TopicPartition("t", 1, 16)]
+    reading._client.commits.on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), opened)
+    reading.client.done.clear()
+    if is_revoked:
+        reading._on_revoke(reading.client, opened)  # type: ignore[arg-type]
+    else:
+        reading._look_at = math.inf
+        monkeypatch.setattr(reading._receiver, "report_unread", lambda _: reading._stopping.set())
+        reading.run()
+    # A record of partition 1 has come since then.
+    assert reading.client.done == [("commit", [(0, 16), (1, 7)])]
+    # Another member may have committed more in the meantime.
+    reading._client.commits.on_commit(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), opened)
+    reading._on_assign(reading.client, opened)  # type: ignore[arg-type]
+    reading.client.done.clear()
+    reading._commit_refused()
+    assert reading.client.done == []
 
 
 def test_others_are_read_while_many_partitions_are_opened(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,32 @@ def test_a_reset_to_an_existing_position_is_reported(tmp_path: Path, said: str, 
         assert places.cuts == [cut]
 
 
+def test_an_offset_that_is_refused_again_is_tried_after_a_pause(tmp_path: Path) -> None:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
+    receiver = KafkaReceiver(source)
+    refused = KafkaError(KafkaError._AUTO_OFFSET_RESET, "Broker: Offset out of range")
+    with rig(tmp_path, receiver, start=False) as made:
+        places = Places()
+        reader = reading(receiver, places=places)
+        reader._partitions.read[KEY] = Partition(0, 100)
+        reader._on_fault(KEY, refused)
+        assert list(reader._partitions.read) == [KEY]
+        reader._on_fault(KEY, refused)
+        reader._partitions.open_waiting()
+        assert list(reader._partitions.waiting) == [KEY]
+        assert len(places.cuts) == 1
+        assert made.reporter.reasons[-1].startswith("degraded: t/0 can't be read: Broker: Offset out of")
+        assert made.reporter.events[-1][1].startswith("t/0 can't be read now")
+        reader._partitions._refused[KEY].not_before = 0.0
+        reader._partitions.open_waiting()
+        assert list(reader._partitions.read) == [KEY]
+        assert not made.reporter.reasons[-1].startswith("degraded")
+        # What has moved on since is refused for the first time.
+        reader._partitions.read[KEY].position = 101
+        reader._on_fault(KEY, refused)
+        assert list(reader._partitions.read) == [KEY]
+
+
 @pytest.mark.parametrize(
     "code",
     [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED],
