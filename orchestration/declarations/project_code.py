@@ -20,6 +20,7 @@ import sysconfig
 import tempfile
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from orchestration.declarations.project_file import project_definitions
 from tracker_store.host.code_in_force import LINK, CodeCopy, CodeState, loaded_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from importlib.machinery import ModuleSpec
 
 # A change of these packages is an upgrade of Forebay, which restarts every process anyway.
@@ -87,17 +88,22 @@ def loaded_version(modules: Collection[str]) -> str | None:
     if (copy := loaded_copy()) is not None:
         return copy.version
     sources: dict[str, bytes] = {}
+    # Thousands of modules are in some hundred folders.
+    resolve = cache(Path.resolve)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and (name in modules or is_of_project(name, Path(file))):
+        if file and file.endswith(".py") and (name in modules or is_of_project(name, Path(file), resolve)):
             with contextlib.suppress(OSError):
                 sources[name] = Path(file).read_bytes()
     return _version(sources) if sources else None
 
 
-def is_of_project(name: str, file: Path) -> bool:
-    """Return whether a loaded module is the user's: neither Python's nor an installed package's nor Forebay's."""
-    return name != "__main__" and name.partition(".")[0] not in OWN_PACKAGES and _is_users(file)
+def is_of_project(name: str, file: Path, resolve: Callable[[Path], Path] = Path.resolve) -> bool:
+    """Return whether a loaded module is the user's: neither Python's nor an installed package's nor Forebay's.
+
+    `resolve` follows the links of its folder.
+    """
+    return name != "__main__" and name.partition(".")[0] not in OWN_PACKAGES and _is_users(file, resolve)
 
 
 class ProjectReader:
@@ -184,8 +190,8 @@ class ProjectReader:
         return known[1], known[2]
 
 
-def _is_users(found: Path) -> bool:
-    place = found.resolve()
+def _is_users(found: Path, resolve: Callable[[Path], Path] = Path.resolve) -> bool:
+    place = found.resolve() if found.is_symlink() else resolve(found.parent)
     return _INSTALLED.isdisjoint(place.parts) and not any(place.is_relative_to(folder) for folder in _STDLIB)
 
 
