@@ -43,11 +43,6 @@ NO_STOP = (
 )
 #: What follows where the pipeline makes no batches, and can't end a stop, because the code that waits is loaded.
 PAUSED = "No batch is made meanwhile: when none runs any more, that change, then `forebay apply`."
-#: What follows where batches fail already: a stop would send all that waits through the failing output.
-AT_ONCE = (
-    "Do it at once; batches that fail until then come out with `forebay batches replay {0} --quarantined "
-    "--failed-outputs-only`."
-)
 
 Found = TypeVar("Found")
 

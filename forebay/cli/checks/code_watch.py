@@ -112,12 +112,20 @@ class CodeWatch:
         environment: Mapping[str, str],
         withheld: Collection[str],
         of_outputs: Collection[str] = (),
+        *,
+        waits: str = "",
     ) -> None:
         """Take what the version in force declares, and the environment that it is loaded in.
 
-        of_outputs: the variables that receivers are not given.
+        Args:
+            declared: all of its pipelines and streams.
+            environment: of the services.
+            withheld: variables of this process that the check is not given.
+            of_outputs: the variables that receivers are not given.
+            waits: what of it is not applied, and why.
         """
         self._declared = declared
+        self._other = waits
         self._of_outputs = sorted(of_outputs)
         self.copies.declares(declared)
         self._environment = {**environment_without(withheld), **environment}

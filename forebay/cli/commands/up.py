@@ -55,7 +55,7 @@ from forebay.cli.services.supervisor import StopReason, StopRequestedError, Supe
 from forebay.cli.terminal.console import Console, printed_link
 from forebay.cli.terminal.failures import CommandError, clear_errors
 from orchestration.declarations.apply import Change, absent_pipelines, apply, difference, refuse, rename_hints
-from orchestration.declarations.asked_targets import AT_ONCE, ask_targets
+from orchestration.declarations.asked_targets import PAUSED, ask_targets
 from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
 from orchestration.declarations.pipeline import DeclarationError
@@ -188,10 +188,11 @@ def apply_at_start(
     *,
     decided: Decided = NOTHING_DECIDED,
     command: str = "forebay up",
-) -> list[Change]:
-    """Apply what is declared before anything runs, and return what that changes; `tell` is called as `Services` does.
+) -> tuple[list[Change], str]:
+    """Apply what is declared before anything runs; `tell` is called as `Services` does, `command` takes the decisions.
 
-    command: the one that takes what is decided as options.
+    Returns what that changes, and what is not applied, as text: a pipeline of which a table needs a step receives as it
+    was declared before, and makes no batches, because each would fail.
 
     Raises StartRefusedError, and writes nothing, if it is refused, or if a person must decide first.
     """
@@ -205,13 +206,14 @@ def apply_at_start(
         for line in absent_pipelines(connection, pipelines):
             tell(line)
         targets = ask_targets(connection, pipelines)
-        steps = [f"{step} {AT_ONCE.format(output.pipeline.name)}" for output, step in targets.steps.items()]
-        for line in (*targets.unasked, *steps, *targets.unlooked):
+        for line in (*targets.unasked, *targets.unlooked):
             tell(line)
         # A person applies no output that its target refuses; a start, maybe with no person there, runs all others.
         for line in targets.refused:
             tell(f"{line} Until then its batches wait (BLOCKED), and all else runs.")
-        return apply(connection, pipelines)
+        held = {output.pipeline.name for output in targets.steps}
+        waits = " ".join([*targets.steps.values(), PAUSED]) if held else ""
+        return apply(connection, [pipeline for pipeline in pipelines if pipeline.name not in held]), waits
     except (DeclarationError, SharedPlaceError, StrandingChangeError) as error:
         said = sentence(str(error))
         before = " To run these commands, start with the code as it was before." if "`forebay " in said else ""
@@ -402,7 +404,7 @@ class Services:
         self._database_url = _prepare_database(self._database_url, self._settings, self._supervisor)
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
-            self.changes = apply_at_start(
+            self.changes, waits = apply_at_start(
                 connection, pipelines, self._tell, decided=self._decided, command=f"forebay up {module}"
             )
             # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
@@ -424,7 +426,7 @@ class Services:
             CODE_VARIABLE: str(self._code.copies.link),
         }
         of_outputs = only_of_outputs(pipelines)
-        self._code.runs(declarations, environment, FROM_YOUR_CODE, of_outputs)
+        self._code.runs(declarations, environment, FROM_YOUR_CODE, of_outputs, waits=waits)
         # Only for the children that demand it, or send it.
         token = {DAGSTER_TOKEN: NO_TOKEN if self._token is None else self._token}
         # What the services need is in here, even if an output's secret is in a variable of the same name.

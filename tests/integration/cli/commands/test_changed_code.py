@@ -25,7 +25,7 @@ from forebay.cli.services.supervisor_lock import take_lock
 from forebay.sources import SocketText
 from orchestration.declarations import compatibility
 from orchestration.declarations.apply import apply, difference, refuse
-from orchestration.declarations.asked_targets import AT_ONCE, ORDER
+from orchestration.declarations.asked_targets import ORDER, PAUSED
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import TargetCheck, TargetUnavailableError
@@ -212,7 +212,7 @@ def test_an_output_that_its_target_refuses_waits(
     assert copies.in_force() == first
 
 
-def test_a_change_that_needs_a_step_in_a_target_waits_and_a_start_says_it(
+def test_a_change_that_needs_a_step_in_a_target_waits_also_at_a_start(
     engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = loaded()
@@ -222,15 +222,24 @@ def test_a_change_that_needs_a_step_in_a_target_waits_and_a_start_says_it(
     edit(project, ("sink=ConsoleSink()", "sink=ConsoleSink(rows=1)"))
     monkeypatch.setattr(ConsoleSink, "step_after", lambda _, was: f"rows were {was['rows']}, drop its key")
     step = "output 'counts' of pipeline 'words': rows were 20, drop its key."
-    said: list[str] = []
     with connect(engine) as connection:
         apply(connection, before)
         result = put_in_force(connection, copies, loaded(), request)
         assert (result.outcome, result.why) == (Outcome.WAITS, f"{step} {ORDER.format('words')}")
         assert difference(connection, before) == []
         assert copies.in_force() == first
-        apply_at_start(connection, loaded(), said.append)
-        assert f"{step} {AT_ONCE.format('words')}" in said
+        waits = f"{step} {PAUSED}"
+        assert apply_at_start(connection, loaded(), print) == ([], waits)
+        assert difference(connection, before) == []
+        said: list[str] = []
+        watch = CodeWatch("shop", home, tell=said.append)
+        version = watch.first()
+        watch.runs(compatibility.declared(loaded()), {}, (), waits=waits)
+        watch.look()
+        assert (said, watch.copies.notice()) == ([waits], waits)
+        apply(connection, loaded())
+        watch.look(rung=True, differs=partial(_disagreement, connection))
+        assert said == [waits, f"That is over: code {version} runs, as the files have it."]
         apply(connection, before)
         assert put_in_force(connection, copies, loaded(), replace(request, agreed=True)).outcome is Outcome.IN_FORCE
 

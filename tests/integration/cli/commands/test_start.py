@@ -61,7 +61,7 @@ def test_a_start_asks_whether_a_stream_is_renamed(connection: sa.Connection) -> 
         apply_at_start(connection, [declare("clix")], said.append)
     assert is_applied(connection, declare())
     assert said == []
-    changes = apply_at_start(connection, [declare("clix")], said.append, decided=Decided(stop=["clicks"]))
+    changes, _ = apply_at_start(connection, [declare("clix")], said.append, decided=Decided(stop=["clicks"]))
     assert [(change.name, change.action) for change in changes if change.kind == "stream"] == [
         ("clix", "add"),
         ("clicks", "stop"),
