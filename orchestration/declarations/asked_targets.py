@@ -38,9 +38,11 @@ ORDER = (
 )
 #: What else follows for commands, which can't know what runs.
 NO_STOP = (
-    "If nothing runs that would end the stop, or only code that waits for this apply: that change, then `forebay "
-    "apply`."
+    "With `forebay up` running, keep to that order. Only where nothing runs that makes batches, or in a Dagster of "
+    "your own that has loaded the change, that stop can't end: there, that change, then `forebay apply`."
 )
+# What becomes of a change whose table does not exist while a batch runs that may create it.
+_WHEN_CREATED = "when that batch has ended, this change can be used, or the statement that the table needs is named"
 #: What follows where the pipeline makes no batches, and can't end a stop, because the code that waits is loaded.
 PAUSED = "No batch is made meanwhile: when none runs any more, that change, then `forebay apply`."
 
@@ -54,7 +56,7 @@ class TargetAnswers:
     refused: outputs that their target refuses. unasked: outputs whose target could not be asked who writes to it.
     steps: what must be changed in a target because the sink is another. unlooked: outputs whose target may need such a
     step, and can't be looked at just now, or does not exist while a batch runs that may create it. stopped: names of
-    the pipelines that are STOPPED. creating: those of `unlooked` that wait for a batch which runs.
+    the pipelines that are STOPPED. creating: those of `unlooked` that wait for a batch, without what follows.
     """
 
     refused: tuple[str, ...] = ()
@@ -118,6 +120,8 @@ def ask_targets(
         }
         found |= dict.fromkeys({*missing} - due)
     away |= {_name(one): str(said) for one, said in found.items() if isinstance(said, TargetUnavailableError)}
+    creating = {_name(one): str(said) for one, said in found.items() if isinstance(said, TargetMissingError)}
+    away |= {name: f"{why}; {_WHEN_CREATED}" for name, why in creating.items()}
     unasked = {name: reason for name, reason in missed.items() if name not in away}
     refused = []
     for output, look in writers.items():
@@ -133,7 +137,7 @@ def ask_targets(
         {one: f"{_name(one)}: {step}." for one, step in found.items() if isinstance(step, str)},
         tuple(f"{name}: {why}." for name, why in away.items()),
         frozenset(row.name for row in rows.values() if row.state is PipelineState.STOPPED),
-        tuple(f"{_name(one)}: {said}." for one, said in found.items() if isinstance(said, TargetMissingError)),
+        tuple(f"{name}: {why}." for name, why in creating.items()),
     )
 
 

@@ -142,7 +142,7 @@ def put_in_force(
     """Put the version of this process in force, unless it waits for a person."""
     copy = load_code_in_force()
     assert copy is not None, "FOREBAY_CODE names the copy to check"
-    now, has = declared(pipelines), _in_driver_log(connection)
+    now, has = declared(pipelines), in_driver_log(connection)
     if not request.agreed and (unset := " ".join(unset_variables(has, now, request.of_outputs))):
         return CodeAnswer(Outcome.REFUSED, unset)
     hints = rename_hints(connection, pipelines)
@@ -158,6 +158,9 @@ def put_in_force(
         return CodeAnswer(Outcome.UNKNOWN, _said(later).rstrip("."))
     # One that is put back so that its stop can end is not to run on.
     stopping = {row.name for row in list_pipelines(connection) if row.state is PipelineState.STOPPING}
+    # What a person has applied nevertheless, so that the driver log may have it already.
+    hints += unset_variables(request.declared, now, request.of_outputs)
+    hints += map(sentence, _taken_ports(connection, pipelines, request.declared))
     before = copies.in_force()
     copies.put_in_force(copy.file)
     try:
@@ -200,7 +203,7 @@ def _waits_for(
     return waits
 
 
-def _in_driver_log(connection: sa.Connection) -> dict[str, Any]:
+def in_driver_log(connection: sa.Connection) -> dict[str, Any]:
     """Return what is applied, in the form of `declared`: no receiver and no batch runs on without it.
 
     A stream that no pipeline reads is left out, because its receivers are stopped.

@@ -45,8 +45,8 @@ OTHER = (
     "batches. `forebay apply` here writes them again."
 )
 REMOVED = (
-    "Pipeline {} was removed, so that no batch of it is made. Take it out of the module: `forebay apply` with it "
-    "begins it again, as a new pipeline."
+    "Pipeline {} was removed, so that no batch of it is made. Take it out of the module, then run `forebay apply`: "
+    "while the module has it, that begins it again, as a new pipeline."
 )
 
 

@@ -19,25 +19,47 @@ _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 def unset_variables(
     before: Mapping[str, Any], now: Mapping[str, Any], of_outputs: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield a sentence for each source and sink of `now` that is not in `before`, and lacks a variable here.
+    """Yield a sentence of `forebay up` for each source and sink of `now` that lacks a variable in this process.
 
-    Both have the form of ``compatibility.declared``. of_outputs: the variables that receivers are not given.
+    Those of `before` are left out. Both have the form of ``compatibility.declared``. of_outputs: the variables that
+    receivers are not given.
     """
-    known = dict(_parts(before))
-    for name, declaration in _parts(now):
-        if known.get(name) == declaration:
-            continue
-        variables = _variables(declaration)
-        if unset := sorted(one for one in variables if not os.environ.get(one)):
+    for name, variables in _new(before, now):
+        if unset := _unset(variables):
             yield (
-                f"{name} refers to {', '.join(unset)}, which the environment of `forebay up` does not have: set it "
-                "there, and start `forebay up` again."
+                f"{name} refers to {unset}, which the environment of `forebay up` does not have, and without which "
+                f"{_effect(name)}: set it there, and start `forebay up` again."
             )
         elif name.startswith("stream") and (withheld := sorted(variables.intersection(of_outputs))):
             yield (
                 f"{name} refers to {', '.join(withheld)}, which receivers do not have, because only outputs referred "
                 "to it when `forebay up` started: start `forebay up` again."
             )
+
+
+def unset_here(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the same for `forebay apply`, which knows only its own environment."""
+    return [
+        f"{name} refers to {unset}, which this process does not have: {_effect(name)} where it is not set."
+        for name, variables in _new(before, now)
+        if (unset := _unset(variables))
+    ]
+
+
+def _new(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, set[str]]]:
+    """Yield the variables of each source and sink that is new or has changed."""
+    known = dict(_parts(before))
+    for name, declaration in _parts(now):
+        if known.get(name) != declaration:
+            yield name, _variables(declaration)
+
+
+def _unset(variables: Collection[str]) -> str:
+    return ", ".join(sorted(one for one in variables if not os.environ.get(one)))
+
+
+def _effect(name: str) -> str:
+    return "its receivers don't start" if name.startswith("stream") else "its batches are BLOCKED"
 
 
 def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.cli.checks.code_change import in_driver_log
+from forebay.cli.checks.unset_variables import unset_here
 from forebay.cli.instance.database import driver_log
 from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, lost_here, named_module, runs_here
 from forebay.cli.terminal.console import Console
@@ -21,6 +23,7 @@ from orchestration.declarations.apply import (
 )
 from orchestration.declarations.apply import apply as write
 from orchestration.declarations.asked_targets import ask_targets
+from orchestration.declarations.compatibility import declared
 from orchestration.declarations.modules import load_pipelines
 from orchestration.declarations.project_code import CodeCopies, ProjectReader
 from orchestration.declarations.questions import Decided, mistyped_stops, undecided
@@ -149,6 +152,7 @@ def apply(
         refuse(connection, pipelines)
         # Before a write what to do first, after it what is left to do.
         effects = (left_to_a_person if dry_run else lost_here)(connection, name, pipelines, settings)
+        effects += unset_here(in_driver_log(connection), declared(pipelines))
         targets = ask_targets(connection, pipelines)
         unclear = undecided(connection, pipelines, changes, decided, f"forebay apply {name}") or held_targets(targets)
         if not (dry_run or unclear):

@@ -100,8 +100,7 @@ def needed_change(sink: Mapping[str, Any], before: Mapping[str, Any] | None) -> 
     needs += found.forbidden
     if may_need and found.is_missing and not needs:
         raise TargetMissingError(
-            f"a batch that runs may still create the table {sink['table']} as it was declared before: "
-            f"{', and '.join(may_need)}"
+            f"a batch that runs may still create the table {sink['table']} as it was declared before"
         )
     return f"{effect} until this is changed: {'; '.join(needs)}" if needs else None
 

@@ -148,11 +148,13 @@ def test_a_target_that_does_not_exist_is_looked_at_again_while_a_batch_may_creat
     def unlooked() -> tuple[str, ...]:
         asked = ask_targets(connection, [declared(counts=sink)])
         assert (asked.steps, asked.refused) == ({}, ())
-        assert asked.held == [f"{said} Apply again when that batch has ended." for said in asked.unlooked]
+        assert asked.held == [f"{named} Apply again when that batch has ended." for _ in asked.unlooked]
         return asked.unlooked
 
     assert unlooked() == (), "it was not launched, and the version of this change runs it"
-    said = ("output 'counts' of pipeline 'words': a batch may create it.",)
+    named = "output 'counts' of pipeline 'words': a batch may create it."
+    then = "when that batch has ended, this change can be used, or the statement that the table needs is named."
+    said = (f"{named[:-1]}; {then}",)
     meanwhile = launch
     assert unlooked() == said, "launched meanwhile"
     meanwhile = int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import sys
 from dataclasses import replace
@@ -34,7 +35,7 @@ from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, remove_pipeline
 from tracker_store.batches.streams import remove_stream
 from tracker_store.connection.engine import connect
-from tracker_store.connection.errors import SharedPlaceError
+from tracker_store.connection.errors import SharedPlaceError, sentence
 from tracker_store.host.code_in_force import CODE_VARIABLE
 from tracker_store.receivers.receivers import placements
 from tracker_store.schema.states import PipelineState
@@ -303,7 +304,11 @@ def test_a_listener_that_moves_to_a_taken_port_is_looked_at_again(
             result = put_in_force(connection, copies, moved, request)
             assert (result.outcome, "can't see by which process" in result.why) == (Outcome.UNKNOWN, True)
         assert difference(connection, before) == []
-        assert put_in_force(connection, copies, moved, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
+        agreed = put_in_force(connection, copies, moved, replace(request, agreed=True))
+        assert (agreed.outcome, f"can't listen at {place}: Address already in use" in agreed.why) == (
+            Outcome.IN_FORCE,
+            True,
+        )
         # As after an apply from elsewhere: the version before makes no batch, and the receivers move in any case.
         assert put_in_force(connection, copies, moved, request).outcome is Outcome.IN_FORCE
         edit(project, ('interval="10s"', 'interval="5s"'))
@@ -331,10 +336,13 @@ def test_a_sink_whose_variable_is_not_set_is_not_put_in_force(
         assert result.outcome is Outcome.REFUSED
         assert result.why.startswith("output 'more' of pipeline 'words' refers to RESULTS_URL, which")
         assert difference(connection, before) == []
-        apply(connection, after)
-        assert put_in_force(connection, copies, after, request).outcome is Outcome.IN_FORCE, "applied from elsewhere"
         apply(connection, before)
-        assert put_in_force(connection, copies, after, replace(request, agreed=True)).outcome is Outcome.IN_FORCE
+        agreed = put_in_force(connection, copies, after, replace(request, agreed=True))
+        # `forebay apply` writes before `forebay up` looks.
+        applied = put_in_force(connection, copies, after, request)
+        assert [(one.outcome, one.why) for one in (agreed, applied)] == [(Outcome.IN_FORCE, result.why)] * 2
+        knows = replace(request, declared=compatibility.declared(after))
+        assert put_in_force(connection, copies, after, knows).why == ""
 
 
 def test_a_new_pipeline_that_may_repeat_results_waits(
@@ -731,6 +739,38 @@ def test_apply_says_what_a_running_up_would_not_do_by_itself(
             # Once the code without it is in force.
             copies.declares(compatibility.declared(after))
             assert any("also has others" in finding.found for finding in _compare(connection, "shop", after, []))
+
+
+@pytest.mark.parametrize("arguments", [["--dry-run"], ["--dry-run", "--json"], ["--json"], []])
+def test_apply_says_which_variable_is_not_set_here(
+    arguments: list[str],
+    engine: sa.Engine,
+    database_url: str,
+    project: Path,
+    loaded: Callable[[], list[Pipeline]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.delenv("RESULTS_URL", raising=False)
+    with connect(engine) as connection:
+        apply(connection, loaded())
+    edit(
+        project,
+        ("import ConsoleSink, ", "import ConsoleSink, EnvVar, "),
+        ('ParquetSink("data/tails")', 'ParquetSink(EnvVar("RESULTS_URL"))'),
+    )
+    loaded()
+    monkeypatch.delenv(CODE_VARIABLE, raising=False)
+    line = (
+        "output 'tails' of pipeline 'words' refers to RESULTS_URL, which this process does not have: its batches are "
+        "BLOCKED where it is not set."
+    )
+    done = CliRunner().invoke(app, ["apply", "shop", *arguments])
+    assert done.exit_code == 0, done.output
+    if "--json" in arguments:
+        assert json.loads(done.stdout)["effects"] == [line]
+    else:
+        assert sentence(line) in done.output.splitlines()
 
 
 @pytest.mark.parametrize("is_new", [True, False])

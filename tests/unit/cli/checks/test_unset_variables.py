@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.cli.checks.unset_variables import unset_variables
+from forebay.cli.checks.unset_variables import unset_here, unset_variables
 
 if TYPE_CHECKING:
     import pytest
@@ -25,11 +25,17 @@ def test_new_and_changed_parts_name_what_is_not_set(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FB_SET", "x")
     now = declared(["env:FB_SET", "env:FB_B", "env:FB_A"], "env:FB_URL")
     nothing: dict[str, Any] = {"streams": {}, "pipelines": {}}
-    ends = "which the environment of `forebay up` does not have: set it there, and start `forebay up` again."
-    of_stream = f"stream 'lines' refers to FB_A, FB_B, {ends}"
-    of_sink = f"output 'counts' of pipeline 'words' refers to FB_URL, {ends}"
+    lacks = "which the environment of `forebay up` does not have, and without which"
+    ends = "set it there, and start `forebay up` again."
+    of_stream = f"stream 'lines' refers to FB_A, FB_B, {lacks} its receivers don't start: {ends}"
+    of_sink = f"output 'counts' of pipeline 'words' refers to FB_URL, {lacks} its batches are BLOCKED: {ends}"
     assert [*unset_variables(nothing, now)] == [of_stream, of_sink]
-    assert [*unset_variables(now, now)] == []
+    here = "which this process does not have:"
+    assert unset_here(nothing, now) == [
+        f"stream 'lines' refers to FB_A, FB_B, {here} its receivers don't start where it is not set.",
+        f"output 'counts' of pipeline 'words' refers to FB_URL, {here} its batches are BLOCKED where it is not set.",
+    ]
+    assert [*unset_variables(now, now)] == unset_here(now, now) == []
     assert [*unset_variables(declared(["env:FB_SET"], "env:FB_URL"), now)] == [of_stream]
     monkeypatch.setenv("FB_URL", "postgresql://h/d")
     assert [*unset_variables(declared(["env:FB_SET", "env:FB_B", "env:FB_A"], "x"), now)] == []
