@@ -38,8 +38,8 @@ ORDER = (
 )
 #: What else follows for commands, which can't know what runs.
 NO_STOP = (
-    "With `forebay up` running, keep to that order. Only where nothing runs that makes batches, or in a Dagster of "
-    "your own that has loaded the change, that stop can't end: there, that change, then `forebay apply`."
+    "Where no batch is made meanwhile (`forebay up` has said so, or does not run, or a Dagster of your own has loaded "
+    "the change), that stop can't end: that change, then `forebay apply`."
 )
 # What becomes of a change whose table does not exist while a batch runs that may create it.
 _WHEN_CREATED = "when that batch has ended, this change can be used, or the statement that the table needs is named"
