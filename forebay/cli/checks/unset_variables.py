@@ -67,7 +67,7 @@ def _parts(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"stream {name!r}", stream["source"]
     for pipeline, one in found["pipelines"].items():
         for name, output in one.get("outputs", {}).items():
-            yield f"output {name!r} of pipeline {pipeline!r}", output["sink"]
+            yield f"output {name!r} of pipeline {pipeline!r}", output.get("sink")
 
 
 def _variables(declaration: Any) -> set[str]:  # noqa: ANN401  JSON
