@@ -56,8 +56,8 @@ contrib: $(STAMP) ## the contributed kinds of source and sink (forebay_contrib),
 	@$(BIN)/python -m tests.support.spark.class_archive
 	@$(BIN)/python -m pytest $(IN_PARALLEL) forebay_contrib $(ARGS)
 
-searches: $(STAMP) ## the property searches of `make test`, each with all of its examples and not a quarter
-	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m "search and not slow" forebay_contrib tests $(ARGS)
+searches: $(STAMP) ## all properties with new examples, and the searches with all of theirs and not a quarter
+	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m "(search or hypothesis) and not slow" forebay_contrib tests $(ARGS)
 
 slow: $(STAMP) ## tests that take long and need nothing else: whole systems, kills, instances of Dagster
 	@$(BIN)/python -m tests.support.spark.class_archive

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.machine.state_directory import state_directory
 from tests.support.machine.written_modules import forget_written_modules
 from tests.support.postgres.server_directory import server_directory
+from tests.support.searches import is_whole
 from tests.support.spark.class_archive import use_class_archive
 from tests.support.watchdog import Watchdog
 
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
 
 # So that a failure shows the values that differ.
 pytest.register_assert_rewrite("forebay.testing.sinks", "tests.support.sinks")
-# An example may take long on a busy machine, and so may drawing it; in CI hypothesis has no deadline anyway.
-settings.register_profile("without a deadline", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("without a deadline")
+# An example may take long on a busy machine, and so may drawing it. One state of the code has one result: only searches
+# draw other examples each time.
+settings.register_profile(
+    "forebay", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not is_whole()
+)
+settings.load_profile("forebay")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.receivers.http.acknowledgement import WaitingRequest, batch_of
@@ -15,6 +16,7 @@ from receiver_runtime.receivers.http.requests import records as http_records
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.records import (
+    _COMPRESSED,
     _are_objects,
     _column,
     _one_by_one,
@@ -89,9 +91,14 @@ def test_the_fast_path_takes_only_lines_that_are_valid_json(scrap: Sequence[byte
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=30) | values.map(lambda value: json.dumps(value).encode()), min_size=1, max_size=8))
+@example([BOM_UTF8, b"null"])
+@example([BOM_UTF8 + b"null", BOM_UTF8 + b"1"])
 def test_each_line_is_a_record_or_rejected(lines: Sequence[bytes]) -> None:
     body = b"\n".join(lines)
-    wanted = [stripped for line in body.split(b"\n") if (stripped := line.strip(b" \t\r\n"))]
+    # What begins so is of another encoding, or refused as a whole: tests of their own.
+    assume(not body.startswith((BOM_UTF16_LE, BOM_UTF16_BE, BOM_UTF32_BE)) and not _COMPRESSED.match(body))
+    text = body.removeprefix(BOM_UTF8)
+    wanted = [stripped for line in text.split(b"\n") if (stripped := line.strip(b" \t\r\n"))]
     good = [line for line in wanted if is_json(line)]
     if not good:
         with pytest.raises(PushRefusedError) as raised:
