@@ -73,7 +73,11 @@ class ForkedProcess(subprocess.Popen[bytes]):
                 if not selector.select(timeout):
                     return None
             text = self._status.recv(64)
-            # Until this is closed the process is a zombie, as a child is that nothing has waited for.
+            # Until this is shut down the process is a zombie, as a child is that nothing has waited for. The template
+            # closes its end when it has reaped it.
+            with contextlib.suppress(OSError):
+                self._status.shutdown(socket.SHUT_WR)
+                self._status.recv(1)
             self._status.close()
             self.returncode = int(text) if text else -signal.SIGKILL
         return self.returncode
@@ -203,9 +207,9 @@ def _follow(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Non
     pid, connection = key.data
     selector.unregister(key.fileobj)
     if key.fileobj is connection:
-        connection.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
+        connection.close()
         return
     os.close(key.fd)
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -213,7 +217,6 @@ def _follow(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Non
     code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
     with contextlib.suppress(OSError):
         connection.sendall(str(code).encode())
-        connection.shutdown(socket.SHUT_WR)
     selector.register(connection, selectors.EVENT_READ, (pid, connection))
 
 
