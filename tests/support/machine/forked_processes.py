@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CAN_FORK: Final = hasattr(os, "pidfd_open")
 _LENGTH: Final = 4  # bytes of a message's length, before the message
 _START_SECONDS: Final = 120.0  # how long a template may load, on a busy machine
+_REAP_SECONDS: Final = 10.0  # how long a template may take to reap a process that has ended
 _ROOT: Final = Path(__file__).parents[3]
 #: Else numpy and pyarrow start threads when they are loaded, and a process with threads is not forked.
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -75,6 +76,7 @@ class ForkedProcess(subprocess.Popen[bytes]):
             text = self._status.recv(64)
             # Until this is shut down the process is a zombie, as a child is that nothing has waited for. The template
             # closes its end when it has reaped it.
+            self._status.settimeout(_REAP_SECONDS)
             with contextlib.suppress(OSError):
                 self._status.shutdown(socket.SHUT_WR)
                 self._status.recv(1)
