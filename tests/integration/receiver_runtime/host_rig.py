@@ -204,7 +204,7 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
     if process.returncode is not None:
         return False
     try:
-        return psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         # The process has just ended.
         return False

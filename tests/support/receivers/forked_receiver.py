@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from forebay.testing.receiver_processes import ReceiverProcesses
 from receiver_runtime.agent.child_environment import environment_without
@@ -93,11 +94,11 @@ def load() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the receivers."""
     from receiver_runtime.agent.spare_process import wait_for_work  # noqa: PLC0415  as above
-    from receiver_runtime.process import receiver_preparation, receiver_process  # noqa: PLC0415
+    from receiver_runtime.process import receiver_process  # noqa: PLC0415
     from receiver_runtime.process.process_control import parse_receiver  # noqa: PLC0415
+    from receiver_runtime.process.receiver_registry import make_receiver  # noqa: PLC0415
 
     database_url, block_store, poison, *words = arguments
-    make_receiver = receiver_preparation.make_receiver
 
     def make(source: Source) -> Receiver:
         made = make_receiver(source)
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
         return made
 
     if poison != "0":
-        receiver_preparation.make_receiver = make
+        patch("receiver_runtime.process.receiver_preparation.make_receiver", make).start()
     if words != ["--spare"]:
         receivers: Sequence[tuple[int, int]] = [parse_receiver(word) for word in words]
     elif (begin := wait_for_work(sys.stdin.fileno())) is not None:
