@@ -61,6 +61,13 @@ def test_pytest_finds_its_own_test(project: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.spark
+def test_pytest_runs_its_own_test(project: Path) -> None:
+    assert "1 passed" in run(project, "pytest", "-q")
+    assert not (project / "data").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.core
 def test_it_is_valid(project: Path) -> None:
     assert "1 pipeline(s), 1 stream(s), 1 output(s)" in run(project, "forebay.cli", "validate", "my_shop")
