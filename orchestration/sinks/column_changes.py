@@ -54,7 +54,7 @@ class Dialect(ABC, Generic[Given, There]):
 
     @abstractmethod
     def widens(self, there: There, given: Given) -> bool:
-        """Return whether the sink can give a column the result's type, without losing a value that is there."""
+        """Return whether the sink can give a column the result's type, which is wider, and keep each value there."""
 
     @abstractmethod
     def shown(self, type_: Given) -> str:
@@ -111,6 +111,7 @@ def column_changes(
     policy: ColumnPolicy,
     where: str,
     required: Collection[str] = (),
+    way_out: str = "or say columns='add'",
 ) -> ColumnChanges:
     """Return how the table's columns change for a result. Raises SinkError that names each misfit, with its way out.
 
@@ -121,6 +122,7 @@ def column_changes(
         policy: "refuse": the table's columns must not change.
         where: names the output.
         required: the table's columns that must have a value, and get none by themselves.
+        way_out: how the sink could change the table, if it must not.
     """
     twins = {column: _twin(column, table) for column in result} if dialect.folds_case else {}
     unknown = [column for column in result if column not in table]
@@ -131,8 +133,13 @@ def column_changes(
         if twins.get(column)
     ]
     may_add = [column for column in unknown if not twins.get(column) and column != BATCH_TIME]
-    both = [column for column in result if column in table and not dialect.keeps(table[column], result[column])]
-    may_widen = [column for column in both if column != BATCH_TIME and dialect.widens(table[column], result[column])]
+    both = [column for column in result if column in table]
+    differ = [column for column in both if not dialect.keeps(table[column], result[column])]
+    may_widen = [
+        column
+        for column in (both if policy == "add" else differ)
+        if column != BATCH_TIME and dialect.widens(table[column], result[column])
+    ]
     if BATCH_TIME in result and BATCH_TIME not in table:
         wrong.append(
             f"the table has no column {BATCH_TIME} ({dialect.shown(result[BATCH_TIME])}), which says a row's batch: "
@@ -148,7 +155,7 @@ def column_changes(
             f"in the result: {dialect.widen(column, result[column])}"
             for column in may_widen
         ]
-    wrong += [dialect.misfit(column, table[column], result[column]) for column in both if column not in may_widen]
+    wrong += [dialect.misfit(column, table[column], result[column]) for column in differ if column not in may_widen]
     missing = tuple(column for column in table if column not in result)
     wrong += [
         f"the result has no column {column} ({dialect.shown_there(table[column])}), which must not be null: add it, or "
@@ -159,8 +166,8 @@ def column_changes(
     if wrong:
         # Only if nothing else is wrong would the other policy help.
         helps = policy == "refuse" and len(wrong) == len(may_add) + len(may_widen)
-        way_out = "the result, or the table; or say columns='add'" if helps else "the result, or the table"
-        raise SinkError(f"{where} does not fit the table {dialect.name}: {'; '.join(wrong)}. Change {way_out}")
+        said = f"{where} does not fit the table {dialect.name}: {'; '.join(wrong)}. Change the result, or the table"
+        raise SinkError(f"{said}; {way_out}" if helps else said)
     return ColumnChanges(tuple(may_add), tuple(may_widen), missing)
 
 
