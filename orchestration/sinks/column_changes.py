@@ -17,7 +17,7 @@ from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -47,6 +47,8 @@ class Dialect(ABC, Generic[Given, There]):
     name: str
     #: Whether names that differ in case alone are the same to the table's readers.
     folds_case: bool
+    #: How a misfit ends.
+    change: str = "Change the result, or the table"
 
     @abstractmethod
     def keeps(self, there: There, given: Given) -> bool:
@@ -66,11 +68,11 @@ class Dialect(ABC, Generic[Given, There]):
 
     @abstractmethod
     def add(self, column: str, type_: Given) -> str:
-        """Return the statement that adds a column."""
+        """Return the statement that adds a column; empty if there is none."""
 
     @abstractmethod
     def widen(self, column: str, type_: Given) -> str:
-        """Return the statement that widens a column."""
+        """Return the statement that widens a column; empty if there is none."""
 
     @abstractmethod
     def make_nullable(self, column: str) -> str:
@@ -147,12 +149,18 @@ def column_changes(
         )
     if policy == "refuse":
         wrong += [
-            f"the table has no column {column} ({dialect.shown(result[column])}): {dialect.add(column, result[column])}"
+            _then(
+                f"the table has no column {column} ({dialect.shown(result[column])})",
+                dialect.add(column, result[column]),
+            )
             for column in may_add
         ]
         wrong += [
-            f"column {column} is {dialect.shown_there(table[column])} in the table and {dialect.shown(result[column])} "
-            f"in the result: {dialect.widen(column, result[column])}"
+            _then(
+                f"column {column} is {dialect.shown_there(table[column])} in the table and "
+                f"{dialect.shown(result[column])} in the result",
+                dialect.widen(column, result[column]),
+            )
             for column in may_widen
         ]
     wrong += [dialect.misfit(column, table[column], result[column]) for column in differ if column not in may_widen]
@@ -166,9 +174,13 @@ def column_changes(
     if wrong:
         # Only if nothing else is wrong would the other policy help.
         helps = policy == "refuse" and len(wrong) == len(may_add) + len(may_widen)
-        said = f"{where} does not fit the table {dialect.name}: {'; '.join(wrong)}. Change the result, or the table"
+        said = f"{where} does not fit the table {dialect.name}: {'; '.join(wrong)}. {dialect.change}"
         raise SinkError(f"{said}; {way_out}" if helps else said)
     return ColumnChanges(tuple(may_add), tuple(may_widen), missing)
+
+
+def _then(said: str, statement: str) -> str:
+    return f"{said}: {statement}" if statement else said
 
 
 def _twin(column: str, table: Collection[str]) -> str | None:
@@ -215,6 +227,7 @@ class ArrowDialect(Dialect["pa.DataType", "pa.DataType"]):
     widen_as: str = "ALTER TABLE {table} ALTER COLUMN {column} TYPE {type}"
     nullable_as: str = "ALTER TABLE {table} ALTER COLUMN {column} DROP NOT NULL"
     quote: str = "`"
+    change: str = Dialect.change
 
     def keeps(self, there: pa.DataType, given: pa.DataType) -> bool:
         """Return whether the types are equal but for their layout, or the table's is wider."""
@@ -251,12 +264,12 @@ class ArrowDialect(Dialect["pa.DataType", "pa.DataType"]):
     def _misfit(self, path: Sequence[str], there: pa.DataType | None, given: pa.DataType | None) -> str:
         shown = ".".join(path)
         if there is None:
-            return f"the table has no {shown} ({given}): {self._statement(self.add_as, path, given)}"
+            return _then(f"the table has no {shown} ({given})", self._statement(self.add_as, path, given))
         if given is None:
             return f"the result has no {shown} ({there}): add it, as null"
         said = f"column {shown} is {there} in the table and {given} in the result"
         if widening(there, given) is not None:
-            return f"{said}: {self._statement(self.widen_as, path, given)}"
+            return _then(said, self._statement(self.widen_as, path, given))
         cast = spark_type(there)
         if cast is None:
             return f"{said}: give the output a table of its own"
@@ -315,6 +328,20 @@ def changed_schema(result: pa.Schema, table: pa.Schema, changes: ColumnChanges) 
         for column in table
     ]
     return pa.schema([*kept, *(result.field(name).with_nullable(True) for name in changes.added)], table.metadata)  # noqa: FBT003  it takes no keywords
+
+
+def union_schema(schemas: Iterable[pa.Schema], where: str) -> pa.Schema:
+    """Return the columns of all of several results, each with the widest type. Raises SinkError for two that misfit."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    union, times = pa.schema([]), pa.schema([])
+    dialect = ArrowDialect(where, "", frozenset(Widening), add_as="", widen_as="", change="Change one of them")
+    for schema in schemas:
+        times = pa.unify_schemas([times, pa.schema([column for column in schema if column.name == BATCH_TIME])])
+        more = pa.schema([column for column in schema if column.name != BATCH_TIME])
+        if not more.equals(union):
+            union = changed_schema(more, union, arrow_changes(more, union, dialect, policy="add", where=where))
+    return pa.schema([*union, *times])
 
 
 def widening(before: pa.DataType, after: pa.DataType) -> Widening | None:
