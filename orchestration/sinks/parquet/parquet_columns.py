@@ -64,14 +64,18 @@ def fitted(
 def grown(known: pa.Schema | None, more: pa.Schema) -> pa.Schema:
     """Return the columns of all batches with those of another one's files.
 
-    Two attempts that ran at once may have given a new column two types: the first one's stays.
+    If a column has two types (two attempts at once added it, or the files are of 0.1.0, which compared none), the newer
+    one counts, because results are compared with it.
     """
+    import pyarrow as pa  # noqa: PLC0415
+
     if known is None:
         return more
     try:
         return union_schema([known, more], "a batch")
     except SinkError:
-        return known
+        names = {name.lower() for name in more.names}
+        return pa.schema([*(column for column in known if column.name.lower() not in names), *more])
 
 
 def of_files(files: Sequence[Any], filesystem: Any = None) -> pa.Schema | None:  # noqa: ANN401  pyarrow has no types

@@ -199,7 +199,12 @@ class ParquetObjects:
         with self._failures("reading what is published"):
             objects = self._open()
             below = "" if day is None else f"date={day.isoformat()}"
-            files = _published(objects, below)
+            marks = [
+                key for key, _ in objects.sizes(below) if key.startswith("date=") and key.rpartition("/")[2] == SUCCESS
+            ]
+            said = {key.rpartition("/")[0]: mark(objects, key) for key in marks}
+            dead = dead_batches(said)
+            files = [f"{folder}/{name}" for folder, of in said.items() if folder not in dead for name in of["files"]]
             filesystem, root = objects.place("")
             if not files:
                 return ds.dataset(pa.table({}))
@@ -228,14 +233,6 @@ class ParquetObjects:
             raise kind(f"{doing}: ParquetSink {self.shown}: {error}") from error
 
 
-def _published(objects: Objects, below: str) -> list[str]:
-    """Return the files that readers see."""
-    marks = [key for key, _ in objects.sizes(below) if key.startswith("date=") and key.rpartition("/")[2] == SUCCESS]
-    said = {key.rpartition("/")[0]: mark(objects, key) for key in marks}
-    dead = dead_batches(said)
-    return [f"{folder}/{name}" for folder, of in said.items() if folder not in dead for name in of["files"]]
-
-
 def _known(objects: Objects) -> pa.Schema | None:
     """Return the columns of all batches; None: not known."""
     try:
@@ -251,7 +248,8 @@ def _note_columns(objects: Objects, file: str) -> None:
     known = before = _known(objects)
     filesystem, path = objects.place(file)
     if known is None:
-        before = of_files([objects.place(published)[1] for published in _published(objects, "")], filesystem)
+        keys = [key for key, _ in objects.sizes("") if key.startswith("date=") and key.endswith(".parquet")]
+        before = of_files([objects.place(key)[1] for key in keys], filesystem)
     now = grown(before, pq.read_schema(path, filesystem=filesystem).remove_metadata())
     if known is None or not now.equals(known):
         objects.put(COLUMNS, [as_bytes(now)])

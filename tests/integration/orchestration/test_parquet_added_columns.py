@@ -155,6 +155,11 @@ def test_output_from_before_columns_were_kept_is_read_and_grows(
     write(make(), frame(("x",), newest=StringType()), time=LATER)
     assert pq.read_schema(kept).remove_metadata().names[:3] == make().dataset().schema.names[:3]
     assert {"old", "new", "newest"} <= {*make().dataset().schema.names}
+    # Of two types that do not fit together, the newer one counts.
+    kept.unlink()
+    write(make(), frame(("x",), new=StringType()), time=LATER + timedelta(hours=1))
+    write(make(), frame(("y",), new=StringType()), time=LATER + timedelta(hours=2))
+    assert str(make().dataset().schema.field("new").type) == "string"
 
 
 def test_the_check_says_what_the_next_batch_adds(tmp_path: Path) -> None:
