@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orchestration.declarations.sink import SinkError
-from orchestration.sinks.column_changes import ColumnPolicy
 from orchestration.sinks.postgres.postgres_columns import Column, Fit, Table, TableColumn, fitted
+
+if TYPE_CHECKING:
+    from orchestration.sinks.column_changes import ColumnPolicy
 
 CATEGORIES = {"character varying(5)": "S", "character(5)": "S", "name": "S", "mood": "E", "inet": "I", "bit(3)": "V"}
 
