@@ -21,7 +21,7 @@ from orchestration.declarations.sink import (
     Written,
 )
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.column_changes import ArrowDialect, ColumnChanges, arrow_changes
+from orchestration.sinks.column_changes import ArrowDialect, ColumnChanges, Widening, arrow_changes
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.refused_rows import check_text
@@ -44,6 +44,7 @@ __all__ = [
     "TargetCheck",
     "TargetMissingError",
     "TargetUnavailableError",
+    "Widening",
     "Written",
     "arrow_changes",
     "arrow_schema",

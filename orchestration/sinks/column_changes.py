@@ -212,7 +212,7 @@ def policy_for(columns: ColumnPolicy | None, *, is_own: bool) -> ColumnPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ArrowDialect(Dialect["pa.DataType", "pa.DataType"]):
-    """Say it of a table whose columns are Arrow's.
+    """Say what the columns of a table of Arrow's types keep and become.
 
     `name`: the table's for messages. `table`: as a statement has it. `widenings`: those that the sink can do. `add_as`,
     `widen_as`, `nullable_as`: statements with {table}, {column} and {type}, by default Spark's, with `quote` around
