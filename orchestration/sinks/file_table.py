@@ -82,7 +82,7 @@ class FileTableSink(Sink):
         """Return the directory of the table's files. Raises SinkError if the columns don't fit the table's."""
 
     def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
-        """Return the columns as the table's files have them."""
+        """Return the result's columns as the table's files have them: a column of the table may be wider."""
         del connection
         return schema
 
@@ -97,7 +97,7 @@ class FileTableSink(Sink):
     ) -> bool:
         """Commit to the current table, with what `written` says; return False if another commit came first.
 
-        Raises AttemptOutdatedError.
+        `schema`: the columns of the files. Raises AttemptOutdatedError.
         """
 
     @property
@@ -118,7 +118,7 @@ class FileTableSink(Sink):
             location = str(own) if self.publishes else self.target
             result_of = Written(location, staged.rows, staged.refused)
             self.reached(Step.STAGED)
-            self._commit(connection, staged.files, schema, attempt, result_of)
+            self._commit(connection, staged.files, of_files, attempt, result_of)
         self.reached(Step.COMMITTED)
         if not self.publishes:
             # What an earlier attempt refused under another declaration.
