@@ -14,13 +14,14 @@ import json
 import re
 from contextlib import nullcontext
 from datetime import UTC
-from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import Committed, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
+from orchestration.sinks.file_stores import LocalFiles
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
@@ -29,11 +30,13 @@ from orchestration.sinks.table_columns import check_fit, fields_in
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import OutputAttempt, Place, TargetCheck
+    from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import StagedFile
 
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
@@ -124,9 +127,13 @@ class DeltaSink(FileTableSink):
         del where
         return nullcontext(self._deltalake())
 
-    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
         self._check_table(connection, schema, attempt.name)
-        return self.path
+        return self._store(connection, self.target, attempt.name)
+
+    def _store(self, connection: Any, place: str, where: str) -> FileStore:  # noqa: ANN401
+        del connection, where
+        return LocalFiles(place)
 
     def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
         import pyarrow as pa  # noqa: PLC0415
@@ -169,6 +176,7 @@ class DeltaSink(FileTableSink):
     def _try_commit(
         self,
         connection: Any,  # noqa: ANN401
+        store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
@@ -183,7 +191,7 @@ class DeltaSink(FileTableSink):
             if table is None:
                 self._create(files, schema, attempt, written)
             else:
-                self._commit_to(table, files, schema, attempt, written)
+                self._commit_to(table, store, files, schema, attempt, written)
         except DeltaError as error:
             now = self._table(attempt.name)
             if version != (None if now is None else now.version()):
@@ -200,7 +208,7 @@ class DeltaSink(FileTableSink):
         create_table_with_add_actions(
             str(self.path),
             Schema.from_arrow(with_batch_time(schema)),
-            self._additions(files, attempt),
+            _additions(files, attempt),
             mode="error",
             description=f"{attempt.pipeline}.{attempt.output}, written by Forebay",
             commit_properties=_properties(attempt, written),
@@ -209,6 +217,7 @@ class DeltaSink(FileTableSink):
     def _commit_to(
         self,
         table: Any,  # noqa: ANN401  a DeltaTable
+        store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
@@ -224,7 +233,7 @@ class DeltaSink(FileTableSink):
         own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
         if len(own) == len(earlier):
             table.create_write_transaction(
-                [*self._additions(files, attempt), *_removals(own)],
+                [*_additions(files, attempt), *_removals(own)],
                 mode="append",
                 schema=table.schema(),
                 commit_properties=_properties(attempt, written),
@@ -235,7 +244,7 @@ class DeltaSink(FileTableSink):
             import pyarrow.parquet as pq  # noqa: PLC0415
 
             whole = with_batch_time(schema)
-            rows = [pq.read_table(file.path, schema=whole) for file in files]
+            rows = [pq.read_table(store.open(file.path), schema=whole) for file in files]
             write_deltalake(
                 table,
                 pa.concat_tables([whole.empty_table(), *rows]),
@@ -243,24 +252,6 @@ class DeltaSink(FileTableSink):
                 predicate=f"{BATCH_TIME} = '{attempt.batch_time.astimezone(UTC).isoformat()}'",
                 commit_properties=_properties(attempt, written),
             )
-
-    def _additions(self, files: Sequence[StagedFile], attempt: OutputAttempt) -> list[Any]:
-        from deltalake.transaction import AddAction  # noqa: PLC0415
-
-        time = attempt.batch_time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        return [
-            AddAction(
-                Path(file.path).relative_to(self.path).as_posix(),
-                file.size,
-                {},
-                round(Path(file.path).stat().st_mtime * 1000),
-                data_change=True,
-                stats=json.dumps(
-                    {"numRecords": file.rows, "minValues": {BATCH_TIME: time}, "maxValues": {BATCH_TIME: time}}
-                ),
-            )
-            for file in files
-        ]
 
     def _table(self, where: str) -> Any:  # noqa: ANN401
         """Return the current table, or None. Raises SinkError if deltalake can't read its log, or what that demands."""
@@ -303,15 +294,32 @@ def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN40
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         least, most = action.get(f"min.{BATCH_TIME}"), action.get(f"max.{BATCH_TIME}")
         # Statistics are rounded down to milliseconds.
-        time = attempt.batch_time.replace(microsecond=attempt.batch_time.microsecond // 1000 * 1000)
-        if least is None or most is None or (least <= attempt.batch_time and time <= most):
+        floor = attempt.batch_time.replace(microsecond=attempt.batch_time.microsecond // 1000 * 1000)
+        if least is None or most is None or (least <= attempt.batch_time and floor <= most):
             found.append(action["path"])
     return found
 
 
-def _removals(paths: Sequence[str]) -> list[Any]:
-    from time import time  # noqa: PLC0415
+def _additions(files: Sequence[StagedFile], attempt: OutputAttempt) -> list[Any]:
+    from deltalake.transaction import AddAction  # noqa: PLC0415
 
+    stamp = attempt.batch_time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return [
+        AddAction(
+            file.path,
+            file.size,
+            {},
+            round(time() * 1000),
+            data_change=True,
+            stats=json.dumps(
+                {"numRecords": file.rows, "minValues": {BATCH_TIME: stamp}, "maxValues": {BATCH_TIME: stamp}}
+            ),
+        )
+        for file in files
+    ]
+
+
+def _removals(paths: Sequence[str]) -> list[Any]:
     from deltalake.transaction import RemoveAction  # noqa: PLC0415
 
     return [RemoveAction(path, True, round(time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords

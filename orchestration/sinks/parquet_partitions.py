@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from orchestration.sinks.refused_rows import RefusedRow, RefusedRowsError, readable_row, shown
 from receiver_runtime.block_store.roots import MOST_NAME_BYTES
@@ -38,6 +39,28 @@ _INFERRED = re.compile(
 )
 # 0001-01-01 and 9999-12-31 in days since 1970.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+
+
+class Parting(Protocol):
+    """Part the rows of a task into folders, whose names say the values that they share. Picklable."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns that files lack, because their folders have them."""
+
+    def parted(self, table: pa.Table, refused: RefusedRows) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the rows of each folder without `columns`, by the folder's name; add what has none to `refused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldersOfValues:
+    """Part rows by the values of columns, as readers infer them from `column=value`; none: all in one."""
+
+    columns: tuple[str, ...]
+
+    def parted(self, table: pa.Table, refused: RefusedRows) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the rows of each folder."""
+        return parted(table, self.columns, refused)
 
 
 def checked_partitions(partition_by: Sequence[str] | str, *, compact: bool) -> tuple[str, ...]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.directories import sync
-from orchestration.sinks.parquet_partitions import check_number, parted
+from orchestration.sinks.parquet_partitions import check_number
 from orchestration.sinks.refused_files import stage
-from orchestration.sinks.refused_rows import KEEP_WAY_OUT, TEXT_WAY_OUT, OnBadRows, RefusedRows, take_good_text
+from orchestration.sinks.refused_rows import KEEP_WAY_OUT, TEXT_WAY_OUT, RefusedRows, take_good_text
 from orchestration.sinks.task_rows import answers_of
 
 if TYPE_CHECKING:
@@ -24,8 +22,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: The columns of a task's answer: its file's full path (null: none), the size in bytes, the number of rows, that of
-#: refused ones, and these as lines of JSON.
+    from orchestration.sinks.file_stores import FileStore
+    from orchestration.sinks.parquet_partitions import Parting
+
+#: The columns of a task's answer: its file's key (null: none), the size in bytes, the number of rows, that of refused
+#: ones, and these as lines of JSON.
 ANSWER = "path string, size bigint, rows bigint, refused bigint, refused_rows binary"
 
 
@@ -33,18 +34,17 @@ ANSWER = "path string, size bigint, rows bigint, refused bigint, refused_rows bi
 class StagedFile:
     """Describe a file of a valid task attempt, to be named by the commit."""
 
-    path: str
+    path: str  # its key in the store
     size: int
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Hold what the valid task attempts wrote, and the rows that they refused, as lines of JSON."""
+    """Hold what the valid task attempts wrote, and the number of rows that they refused."""
 
     files: list[StagedFile]
     refused: int
-    refused_rows: bytes
 
     @property
     def rows(self) -> int:
@@ -56,16 +56,16 @@ class Staged:
 class ParquetStaging:
     """Write the files of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow.
 
-    `batch_time` is that of the column `_batch_time`; None: the files don't have it. `keeps_refused`: rows that can't be
-    stored are answered, and don't fail the task. `partition_by`: columns that files lack, because their folders in
-    `directory` have them.
+    They lie in `folder` of the store, in the folders of `parting`. `batch_time` is that of the column `_batch_time`;
+    None: the files don't have it. `keeps_refused`: rows that can't be stored are answered, and don't fail the task.
     """
 
-    directory: str
+    store: FileStore
+    folder: str
     schema: bytes
     batch_time: datetime | None
     keeps_refused: bool = False
-    partition_by: tuple[str, ...] = ()
+    parting: Parting | None = None
 
     def task(self) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         """Return the function that each task runs."""
@@ -76,7 +76,7 @@ class ParquetStaging:
         return stage
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a task's rows to synced files, one for each folder, and yield the answer; nothing if there are no rows.
+        """Write a task's rows to durable files, one per folder, and yield the answer; nothing if there are no rows.
 
         Raises RefusedRowsError.
         """
@@ -89,7 +89,7 @@ class ParquetStaging:
         files: dict[str, _OpenFile] = {}
         try:
             for good in self._good(batches, refused):
-                for folder, rows in parted(good.cast(plain), self.partition_by, refused):
+                for folder, rows in self._parted(good.cast(plain), refused):
                     if folder not in files:
                         check_number(len(files) + 1)
                         files[folder] = self._open(folder, of_files)
@@ -99,7 +99,7 @@ class ParquetStaging:
                 file.close()
         if not files and not refused.rows:
             return
-        stored = [StagedFile(file.path, self.keep(file.path, file.stream), file.rows) for file in files.values()]
+        stored = [StagedFile(file.path, self.store.keep(file.path, file.stream), file.rows) for file in files.values()]
         # A task that stored nothing answers by one row without a file.
         paths: list[str | None] = [file.path for file in stored] or [None]
         none = [0] * (len(paths) - 1)
@@ -117,11 +117,15 @@ class ParquetStaging:
         import pyarrow as pa  # noqa: PLC0415
 
         whole = schema if self.batch_time is None else with_batch_time(schema)
-        return pa.schema([field for field in whole if field.name not in self.partition_by], whole.metadata)
+        left_out = () if self.parting is None else self.parting.columns
+        return pa.schema([field for field in whole if field.name not in left_out], whole.metadata)
+
+    def _parted(self, rows: pa.Table, refused: RefusedRows) -> Iterable[tuple[str, pa.Table]]:
+        return [("", rows)] if self.parting is None else self.parting.parted(rows, refused)
 
     def _open(self, folder: str, schema: pa.Schema) -> _OpenFile:
-        path = "/".join(filter(None, (self.directory, folder, f"part-{secrets.token_hex(8)}.parquet")))
-        return _OpenFile(path, schema, self.create(path))
+        path = "/".join(filter(None, (self.folder, folder, f"part-{secrets.token_hex(8)}.parquet")))
+        return _OpenFile(path, schema, self.store.create(path))
 
     def _good(self, batches: Iterable[pa.RecordBatch], refused: RefusedRows) -> Iterator[pa.Table]:
         import pyarrow as pa  # noqa: PLC0415
@@ -134,23 +138,6 @@ class ParquetStaging:
             if parts:
                 # In one piece: each that is written is a row group.
                 yield pa.Table.from_batches(parts)
-
-    def create(self, file: str) -> Any:  # noqa: ANN401  a stream of pyarrow's
-        """Open a stream to write the new file `file`."""
-        import pyarrow as pa  # noqa: PLC0415
-
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        return pa.OSFile(file, "wb")
-
-    def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401
-        """Finish `stream`, so that `file` is durable on return; return its size in bytes."""
-        stream.close()
-        sync(Path(file))
-        for folder in Path(file).parents:
-            sync(folder)
-            if folder == Path(self.directory):
-                break
-        return Path(file).stat().st_size
 
     def _with_time(self, rows: pa.Table) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415
@@ -184,42 +171,24 @@ class _OpenFile:
             self._writer.close()
 
 
-def staged_files(
-    result: Any,  # noqa: ANN401
-    directory: Path,
-    schema: pa.Schema,
-    batch_time: datetime | None,
-    on_bad_rows: OnBadRows,
-    partition_by: tuple[str, ...] = (),
-) -> Staged:
-    """Run the result's tasks, writing to `directory`; return what the valid task attempts wrote and refused."""
-    keeps = on_bad_rows == "dead_letter"
-    serialized = schema.serialize().to_pybytes()
-    staged = staged_by(result, ParquetStaging(str(directory), serialized, batch_time, keeps, partition_by))
-    stage(directory, staged.refused_rows)
-    if staged.files:
-        sync(directory.parent)
-    return staged
-
-
-def empty_file(directory: Path, schema: pa.Schema) -> StagedFile:
-    """Write a file of these columns without a row; it is synced on return."""
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
-    file = directory / f"part-{secrets.token_hex(8)}.parquet"
-    pq.write_table(schema.empty_table(), file, compression="zstd")
-    sync(file)
-    sync(directory)
-    return StagedFile(str(file), file.stat().st_size, 0)
-
-
-def staged_by(result: Any, staging: ParquetStaging) -> Staged:  # noqa: ANN401
-    """Run the result's tasks with `staging`; return what the valid task attempts wrote and refused."""
+def staged_files(result: Any, staging: ParquetStaging) -> Staged:  # noqa: ANN401
+    """Run the result's tasks with `staging`; return what the valid task attempts wrote and refused, all durable."""
     answers = answers_of(result, staging.task(), ANSWER)
     files = [StagedFile(row["path"], row["size"], row["rows"]) for row in answers if row["path"] is not None]
     # Spark gives a bytearray.
     lines = b"".join(bytes(row["refused_rows"]) for row in answers)
-    return Staged(files, sum(row["refused"] for row in answers), lines)
+    stage(staging.store, staging.folder, lines)
+    return Staged(files, sum(row["refused"] for row in answers))
+
+
+def empty_file(store: FileStore, folder: str, schema: pa.Schema) -> StagedFile:
+    """Write a durable file of these columns without a row."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    key = f"{folder}/part-{secrets.token_hex(8)}.parquet"
+    stream = store.create(key)
+    pq.write_table(schema.empty_table(), stream, compression="zstd")
+    return StagedFile(key, store.keep(key, stream), 0)
 
 
 def with_batch_time(schema: pa.Schema) -> pa.Schema:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError, Step, TargetUnavailableError, Written
+from orchestration.sinks.file_stores import ObjectFiles
 from orchestration.sinks.parquet.parquet_object_hours import SUCCESS, ObjectHour, dead_batches, hours_with_work, mark
 from orchestration.sinks.parquet_names import (
     ATTEMPTS,
@@ -25,8 +26,9 @@ from orchestration.sinks.parquet_names import (
     batch_directory,
     batch_stamp,
 )
-from orchestration.sinks.parquet_staging import ParquetStaging, staged_by
-from orchestration.sinks.refused_files import STAGED, shown_name
+from orchestration.sinks.parquet_partitions import FoldersOfValues
+from orchestration.sinks.parquet_staging import ParquetStaging, staged_files
+from orchestration.sinks.refused_files import show
 from orchestration.sinks.table_columns import arrow_schema
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import without_secrets
@@ -51,21 +53,6 @@ _WHOLE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class _ObjectStaging(ParquetStaging):
-    """Staging on the object store at `url`; `directory` is a key's prefix."""
-
-    url: str = field(default="", repr=False)
-
-    def create(self, file: str) -> Any:  # noqa: ANN401
-        return open_objects(self.url).create(file)
-
-    def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401, ARG002
-        size: int = stream.tell()
-        stream.close()
-        return size
-
-
-@dataclass(frozen=True, slots=True)
 class ParquetObjects:
     """Keep one output's results as objects; `url` is a reference if it contains a secret."""
 
@@ -83,21 +70,19 @@ class ParquetObjects:
         key = attempt_directory(attempt.batch_time, attempt.attempt)
         schema = arrow_schema(result.schema, attempt.name)
         with self._failures(attempt.name):
-            staging = _ObjectStaging(
+            store = ObjectFiles(self._resolved())
+            staging = ParquetStaging(
+                store,
                 key,
                 schema.serialize().to_pybytes(),
                 attempt.batch_time,
                 keeps_refused=on_bad_rows == "dead_letter",
-                partition_by=partition_by,
-                url=self._resolved(),
+                parting=FoldersOfValues(partition_by),
             )
-            staged = staged_by(result, staging)
+            staged = staged_files(result, staging)
             names = sorted(file.path.removeprefix(f"{key}/") for file in staged.files)
-            if staged.refused_rows:
-                self._open().put(f"{key}/{STAGED}", [staged.refused_rows])
-            self._open().put(f"{key}/{FILES}", [json.dumps(names).encode()])
-        location = f"{without_secrets(self._resolved()).rstrip('/')}/{key}"
-        return Written(location, staged.rows, staged.refused)
+            store.put(f"{key}/{FILES}", json.dumps(names).encode())
+        return Written(f"{store.place}/{key}", staged.rows, staged.refused)
 
     def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
         """Copy the files, name them in `_SUCCESS`, and delete the earlier ones; repeated, do only the missing steps."""
@@ -119,7 +104,7 @@ class ParquetObjects:
                 check()
                 raise
             sizes = dict(objects.sizes(attempts))
-            _show_refused(objects, f"{source}/{STAGED}", sizes, batch_time, check)
+            show(ObjectFiles(self._resolved()), source, batch_time, check)
             if compacted is not None and stamp in compacted.batches:
                 files = [f"{source}/{file}" for file in names]
                 hour.replace(compacted, batch_time, stamp, number, files, check=check, reached=reached)
@@ -215,16 +200,6 @@ def _of_attempt(number: int, name: str) -> str:
     """Return the published name of an attempt's file, in the folder of its values if it has one."""
     folder, slash, file = name.rpartition("/")
     return f"{folder}{slash}attempt{number}-{file}"
-
-
-def _show_refused(objects: Objects, staged: str, there: Mapping[str, int], batch_time: datetime, check: Check) -> None:
-    """Show the rows that the committed attempt refused, in place of an earlier attempt's."""
-    shown = shown_name(batch_time)
-    check()
-    if staged in there:
-        objects.copy(staged, shown)
-    else:
-        objects.remove(shown)
 
 
 def _files_of(objects: Objects, keys: Iterable[str], attempts: str, attempt: int) -> list[str]:
