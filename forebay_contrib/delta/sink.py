@@ -11,18 +11,17 @@ Needs the package `deltalake`, and no connector in the JVM.
 from __future__ import annotations
 
 import json
-import re
+import secrets
 from contextlib import nullcontext
 from datetime import UTC
 from time import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, SinkError, TargetUnavailableError, Written
+from forebay_contrib.delta.table_place import TablePlace
+from orchestration.declarations.sink import Committed, SinkError, TargetCheck, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.column_changes import ArrowDialect, arrow_changes, written_schema
-from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
-from orchestration.sinks.file_stores import LocalFiles
+from orchestration.sinks.declared_directory import check_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import OutputAttempt, Place, TargetCheck
+    from orchestration.declarations.sink import OutputAttempt, Place
     from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import StagedFile
+    from receiver_runtime.sources.fields.secret import Secret
 
-_ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 _CONSTRAINTS = "delta.constraints."
 # In lower case, because Delta compares them in any. A replay removes files, and names that are mapped are not those of
 # the files.
@@ -64,41 +63,49 @@ class DeltaSink(FileTableSink):
     # Those that the protocol forbids without column mapping, and control characters.
     refused: ClassVar[str] = " ,;{}()=" + "".join(map(chr, range(32)))
 
-    def __init__(self, path: str | Path, *, on_bad_rows: OnBadRows = "fail") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        storage_options: Mapping[str, str | Secret] | None = None,
+        on_bad_rows: OnBadRows = "fail",
+    ) -> None:
         """Declare the table.
 
         Args:
-            path: the table's directory, shared by Spark's workers; relative to the working directory.
+            path: the table's directory, shared by Spark's workers, relative to the working directory; or
+                `"s3://BUCKET/PREFIX"`, `"gs://…"` or `"abfss://…"`.
+            storage_options: deltalake's options of the object store, such as `{"aws_region": "eu-west-1"}`, with
+                secrets as `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`.
             on_bad_rows: what happens to rows with a text that is not UTF-8: "fail" fails the batch, and names them;
                 "dead_letter" commits the others, and shows the refused rows as lines of JSON in `_refused_rows/`.
 
         Raises:
-            DeclarationError: `path` is a URL, or empty, or has what a shell replaces, or a code such as `%41`; or there
-                is no such choice.
+            DeclarationError: `path` is another URL, or empty, or has what a shell replaces, or a code such as `%41`; an
+                option holds a secret, or makes commits unsafe; or there is no such choice.
         """
-        self.path = declared_directory(
-            path, "DeltaSink", otherwise=", which Spark's workers share, and no object store"
-        )
-        if escape := _ESCAPED.search(str(self.path)):
-            message = (
-                f"DeltaSink: path {str(self.path)!r} has {escape[0]!r}, which Delta's readers take for a character's "
-                "code: name the directory otherwise"
-            )
-            raise DeclarationError(message)
+        self._place = TablePlace.declared(path, storage_options)
+        self._commits_safely = False
         self.on_bad_rows = checked_choice(on_bad_rows, "DeltaSink")
 
     @property
     def target(self) -> str:
-        """Return the table's directory."""
-        return str(self.path)
+        """Return the table's directory or URL."""
+        return self._place.target
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
-        return {"kind": "delta", "path": str(self.path), **declared_choice(self.on_bad_rows)}
+        options = self._place.declared_options
+        return {
+            "kind": "delta",
+            "path": self.target,
+            **({"storage_options": options} if options else {}),
+            **declared_choice(self.on_bad_rows),
+        }
 
     @classmethod
     def place(cls, declaration: Mapping[str, Any]) -> Place:
-        """Return the table's directory."""
+        """Return the table's directory or URL."""
         return directory_place(declaration["path"])
 
     def load(self) -> None:
@@ -106,9 +113,16 @@ class DeltaSink(FileTableSink):
         self._deltalake()
 
     def check_target(self, schema: StructType | None = None) -> TargetCheck:
-        """Check the table's directory, and the table if there is one."""
-        directory = check_directory(self.path)
-        return super().check_target(schema) if directory.health == "ok" else directory
+        """Check that one could write there, and the table if there is one."""
+        if self._place.directory is not None:
+            directory = check_directory(self._place.directory)
+            return super().check_target(schema) if directory.health == "ok" else directory
+        try:
+            self.load()
+            self._place.check_commits("the result")
+        except SinkError as error:
+            return TargetCheck("failed", str(error), "Correct the sink's declaration, or what it names.")
+        return super().check_target(schema)
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table, if the driver log knows its run."""
@@ -130,11 +144,14 @@ class DeltaSink(FileTableSink):
 
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
         self._check_table(connection, schema, attempt.name)
+        if not self._commits_safely:
+            self._place.check_commits(attempt.name)
+            self._commits_safely = True
         return self._store(connection, self.target, attempt.name)
 
     def _store(self, connection: Any, place: str, where: str) -> FileStore:  # noqa: ANN401
-        del connection, where
-        return LocalFiles(place)
+        del connection
+        return self._place.store(place, where)
 
     def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
         import pyarrow as pa  # noqa: PLC0415
@@ -157,7 +174,7 @@ class DeltaSink(FileTableSink):
         return schema if table is None else written_schema(schema, pa.schema(table.schema().to_arrow()))
 
     def _dialect(self) -> ArrowDialect:
-        return ArrowDialect(str(self.path), f"delta.`{self.path}`")
+        return ArrowDialect(self.target, f"delta.`{self.target}`")
 
     def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
         """Raise SinkError if the table has what this sink does not write rightly, by its name."""
@@ -196,33 +213,37 @@ class DeltaSink(FileTableSink):
         from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
         del connection
-        table = self._table(attempt.name)
+        table, token = self._table(attempt.name), secrets.token_hex(8)
         version = None if table is None else table.version()
         try:
             if table is None:
-                self._create(files, schema, attempt, written)
+                self._create(files, schema, attempt, _properties(attempt, written, token))
             else:
-                self._commit_to(table, store, files, attempt, written)
-        except DeltaError as error:
+                self._commit_to(table, store, files, attempt, _properties(attempt, written, token))
+        except (DeltaError, OSError) as error:
             now = self._table(attempt.name)
             if version != (None if now is None else now.version()):
-                return False
+                # A put whose answer was lost may have been stored: then it conflicts with itself when it is repeated.
+                newer = [] if now is None else now.history(now.version() - (-1 if version is None else version))
+                return any(commit.get("forebay_commit") == token for commit in newer)
             # No other commit came first, so that this one would fail again.
-            raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
+            raise SinkError(f"{attempt.name}: the Delta table {self.target}: {self._place.said(error)}") from None
         return True
 
-    def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt, written: Written) -> None:
+    def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt, properties: Any) -> None:  # noqa: ANN401
         from deltalake import Schema  # noqa: PLC0415
         from deltalake.transaction import create_table_with_add_actions  # noqa: PLC0415
 
-        self.path.mkdir(parents=True, exist_ok=True)
+        if self._place.directory is not None:
+            self._place.directory.mkdir(parents=True, exist_ok=True)
         create_table_with_add_actions(
-            str(self.path),
+            self.target,
             Schema.from_arrow(with_batch_time(schema)),
             _additions(files, attempt),
             mode="error",
             description=f"{attempt.pipeline}.{attempt.output}, written by Forebay",
-            commit_properties=_properties(attempt, written),
+            storage_options=self._place.resolved(attempt.name),
+            commit_properties=properties,
         )
 
     def _commit_to(
@@ -231,7 +252,7 @@ class DeltaSink(FileTableSink):
         store: FileStore,
         files: Sequence[StagedFile],
         attempt: OutputAttempt,
-        written: Written,
+        properties: Any,  # noqa: ANN401
     ) -> None:
         from deltalake import write_deltalake  # noqa: PLC0415
 
@@ -246,7 +267,7 @@ class DeltaSink(FileTableSink):
                 [*_additions(files, attempt), *_removals(own)],
                 mode="append",
                 schema=table.schema(),
-                commit_properties=_properties(attempt, written),
+                commit_properties=properties,
             )
         else:
             # OPTIMIZE has moved rows of the batch to files with other rows: rewrite those files without them.
@@ -260,26 +281,13 @@ class DeltaSink(FileTableSink):
                 pa.concat_tables([whole.empty_table(), *rows]),
                 mode="overwrite",
                 predicate=f"{BATCH_TIME} = '{attempt.batch_time.astimezone(UTC).isoformat()}'",
-                commit_properties=_properties(attempt, written),
+                commit_properties=properties,
             )
 
     def _table(self, where: str) -> Any:  # noqa: ANN401
-        """Return the current table, or None. Raises SinkError if deltalake can't read its log, or what that demands."""
-        deltalake = self._deltalake()
-        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
-            if next(self.path.glob("date=*"), None) is not None:
-                raise SinkError(
-                    f"{where}: {self.path} has folders of Parquet files, as ParquetSink makes them, and readers would "
-                    "see them beside the table's: give the output a directory of its own"
-                )
-            return None
-        try:
-            return deltalake.DeltaTable(str(self.path))
-        except deltalake.exceptions.DeltaError as error:
-            said = str(error).partition("\n")[0]
-            raise SinkError(
-                f"{where}: the Delta table {self.path} can't be opened: {said}: give the output a table of its own"
-            ) from None
+        """Return the current table, or None."""
+        self._deltalake()
+        return self._place.table(where)
 
     def _deltalake(self) -> Any:  # noqa: ANN401
         try:
@@ -335,7 +343,8 @@ def _removals(paths: Sequence[str]) -> list[Any]:
     return [RemoveAction(path, True, round(time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords
 
 
-def _properties(attempt: OutputAttempt, written: Written) -> Any:  # noqa: ANN401
+def _properties(attempt: OutputAttempt, written: Written, token: str) -> Any:  # noqa: ANN401
+    """Return what a commit carries; `token` is that of this try."""
     from deltalake import CommitProperties, Transaction  # noqa: PLC0415
 
     return CommitProperties(
@@ -348,5 +357,6 @@ def _properties(attempt: OutputAttempt, written: Written) -> Any:  # noqa: ANN40
             "forebay_rows": str(written.rows),
             "forebay_refused": str(written.refused),
             "forebay_location": written.location,
+            "forebay_commit": token,
         },
     )

@@ -174,8 +174,8 @@ def test_a_delta_table_with_comments_on_its_columns_is_written(tmp_path: Path) -
     assert DeltaSink(tmp_path / "t").write(words(("a", 1)), attempt()).rows == 1
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/t", "gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t", "file:///t"])
-def test_a_url_is_no_directory(path: str) -> None:
+@pytest.mark.parametrize("path", ["file:///t", "s3a://bucket/t", "http://host/t"])
+def test_a_url_of_another_scheme_is_no_directory(path: str) -> None:
     with pytest.raises(
         DeclarationError, match=r"DeltaSink: path '.*': it is a URL that is none here: write a directory, which"
     ):
