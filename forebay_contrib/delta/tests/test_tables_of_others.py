@@ -16,9 +16,8 @@ from orchestration.declarations.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt
 
-TABLE = pa.table(
-    {"word": pa.array(["x"]), "n": pa.array([1]), "_batch_time": pa.array([0], pa.timestamp("us", "UTC"))},
-)
+TIMES = pa.array([0], pa.timestamp("us", "UTC"))
+TABLE = pa.table({"word": pa.array(["x"]), "n": pa.array([1]), "_batch_time": TIMES, "at": TIMES})
 
 
 def files(folder: Path) -> set[str]:
@@ -28,7 +27,8 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"partition_by": ["word"]}, "partition columns (word)"),
+        ({"partition_by": ["_batch_time"]}, "the partition column _batch_time"),
+        ({"partition_by": ["at"]}, "the partition column at (timestamp[us, tz=UTC])"),
         ({"configuration": {"delta.appendOnly": "true"}}, "the property delta.appendOnly=true"),
         ({"configuration": {"delta.appendOnly": "TRUE"}}, "the property delta.appendOnly=TRUE"),
     ],
