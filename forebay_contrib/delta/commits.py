@@ -7,8 +7,12 @@ goes through deltalake's writer, which reads the staged files again. Owns what a
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +24,7 @@ from orchestration.sinks.column_changes import changed_schema
 from orchestration.sinks.file_table import batch_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
 
 #: What a batch does to the rows that are there, as a PostgresSink has it.
 Mode = Literal["append", "overwrite", "merge"]
-# How many commits of the history are searched for one of an earlier attempt.
-_HISTORY = 1000
+# How many commits of the history are searched for one of an earlier attempt, most often one of the last: each is read.
+_HISTORIES = (10, 100, 1000)
 # The newest batch of "overwrite", in microseconds since 1970: a batch without rows leaves no other trace.
 _NEWEST = "forebay/newest"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,15 +90,15 @@ class Commit:
             return False
         before = table.version()
         whole = pa.schema([columns_of(table).field(name) for name in result.names])
-        rows = pa.RecordBatchReader.from_batches(whole, self._rows(whole))
         is_same = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key)
-        merged = table.merge(
-            rows, is_same, source_alias="source", target_alias="target", commit_properties=self._properties()
-        )
         values = {_quoted(name): f"source.{_quoted(name)}" for name in whole.names}
         is_older = f"target.{BATCH_TIME} IS NULL OR target.{BATCH_TIME} <= source.{BATCH_TIME}"
-        merged = merged.when_matched_update(values, is_older).when_not_matched_insert(values)
-        merged.when_not_matched_by_source_delete(f"target.{_is_of(self.attempt)}").execute()
+        with self._rows(whole) as rows:
+            merged = table.merge(
+                rows, is_same, source_alias="source", target_alias="target", commit_properties=self._properties()
+            )
+            merged = merged.when_matched_update(values, is_older).when_not_matched_insert(values)
+            merged.when_not_matched_by_source_delete(f"target.{_is_of(self.attempt)}").execute()
         if table.version() == before:
             # A merge that changes no row makes no commit.
             self._name_files(table, [], "append")
@@ -139,38 +143,40 @@ class Commit:
 
     def _write(self, table: Any, result: pa.Schema, changes: ColumnChanges, replaced: str | None) -> None:  # noqa: ANN401
         """Write the rows again, in the place of those of which `replaced` is true, and add columns with them."""
-        import pyarrow as pa  # noqa: PLC0415
         from deltalake import write_deltalake  # noqa: PLC0415
 
         whole = changed_schema(result, columns_of(table), changes)
-        write_deltalake(
-            table,
-            pa.RecordBatchReader.from_batches(whole, self._rows(whole)),
-            mode="append" if replaced is None else "overwrite",
-            predicate=None if replaced == "true" else replaced,
-            schema_mode="merge" if changes.added else None,
-            commit_properties=self._properties(),
-        )
+        with self._rows(whole) as rows:
+            write_deltalake(
+                table,
+                rows,
+                mode="append" if replaced is None else "overwrite",
+                predicate=None if replaced == "true" else replaced,
+                schema_mode="merge" if changes.added else None,
+                commit_properties=self._properties(),
+            )
 
-    def _rows(self, whole: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the files with all columns: those of partitions from the log, and null for missing ones."""
+    @contextmanager
+    def _rows(self, whole: pa.Schema) -> Iterator[pa.RecordBatchReader]:
+        """Give the rows of the files with all columns: those of partitions from the log, and null for missing ones.
+
+        From local copies: deltalake reads them on a thread on which its own client of an object store can't wait.
+        """
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
 
-        for file in self.files:
-            values = values_of(file.part)
-            with self.store.open(file.path) as source:
-                for batch in pq.ParquetFile(source).iter_batches():
-                    there = set(batch.schema.names)
-                    columns = [
-                        batch.column(field.name).cast(field.type)
-                        if field.name in there
-                        else pa.array([values.get(field.name)] * batch.num_rows, pa.string()).cast(field.type)
-                        if values.get(field.name) is not None
-                        else pa.nulls(batch.num_rows, field.type)
-                        for field in whole
-                    ]
-                    yield pa.record_batch(columns, schema=whole)
+        with tempfile.TemporaryDirectory(prefix="forebay-delta-") as folder:
+            copies = [Path(folder, str(number)) for number in range(len(self.files))]
+            for file, copy in zip(self.files, copies, strict=True):
+                with self.store.open(file.path) as source, copy.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+
+            def batches() -> Iterator[pa.RecordBatch]:
+                for file, copy in zip(self.files, copies, strict=True):
+                    for batch in pq.ParquetFile(copy).iter_batches():
+                        yield _with_all(batch, whole, values_of(file.part))
+
+            yield pa.RecordBatchReader.from_batches(whole, batches())
 
     def _additions(self) -> list[Any]:
         from deltalake.transaction import AddAction  # noqa: PLC0415
@@ -212,17 +218,33 @@ class Commit:
         )
 
 
+def _with_all(batch: pa.RecordBatch, whole: pa.Schema, values: Mapping[str, str | None]) -> pa.RecordBatch:
+    """Return the rows with all columns; `values`: those of the partition, as the log has them."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    columns = []
+    for field in whole:
+        if field.name in batch.schema.names:
+            columns.append(batch.column(field.name).cast(field.type))
+        elif (value := values.get(field.name)) is not None:
+            columns.append(pa.array([value] * batch.num_rows, pa.string()).cast(field.type))
+        else:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+    return pa.record_batch(columns, schema=whole)
+
+
 def committed_in(table: Any, attempt: OutputAttempt) -> Committed | None:  # noqa: ANN401
     """Return the newest attempt at this batch in a table (None: there is none), if the driver log knows its run."""
     version = None if table is None else table.transaction_version(attempt.application_id)
     if table is None or version is None:
         return None
-    for commit in table.history(_HISTORY):
-        if commit.get("forebay_application") == attempt.application_id:
-            if int(commit["forebay_attempt"]) != version or not attempt.knows(version, commit["forebay_run"]):
-                return None
-            location, refused = commit["forebay_location"], int(commit["forebay_refused"])
-            return Committed(version, Written(location, int(commit["forebay_rows"]), refused))
+    for most in _HISTORIES:
+        for commit in table.history(most):
+            if commit.get("forebay_application") == attempt.application_id:
+                if int(commit["forebay_attempt"]) != version or not attempt.knows(version, commit["forebay_run"]):
+                    return None
+                location, refused = commit["forebay_location"], int(commit["forebay_refused"])
+                return Committed(version, Written(location, int(commit["forebay_rows"]), refused))
     return None
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from forebay_contrib.delta.commits import Commit, Mode, committed_in, is_newest
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
     from orchestration.sinks.parquet_partitions import Parting
     from orchestration.sinks.parquet_staging import StagedFile
     from receiver_runtime.sources.fields.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Hold the table as it was when a write or a check began; None: there is none."""
+
+    table: Any
 
 
 class DeltaSink(FileTableSink):
@@ -172,24 +180,22 @@ class DeltaSink(FileTableSink):
             )
         return columns
 
-    def _connect(self, where: str) -> AbstractContextManager[Any]:
-        del where
-        return nullcontext(self._deltalake())
+    def _connect(self, where: str) -> AbstractContextManager[_Found]:
+        return nullcontext(_Found(self._table(where)))
 
-    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
+    def _prepare(self, connection: _Found, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:
         self._check_table(connection, schema, attempt.name)
         if not self._commits_safely:
             self._place.check_commits(attempt.name)
             self._commits_safely = True
         return self._store(connection, self.target, attempt.name)
 
-    def _store(self, connection: Any, place: str, where: str) -> FileStore:  # noqa: ANN401
+    def _store(self, connection: _Found, place: str, where: str) -> FileStore:
         del connection
         return self._place.store(place, where)
 
-    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
-        del connection
-        table = self._table(where)
+    def _check_table(self, connection: _Found, schema: pa.Schema | None, where: str) -> bool:
+        table = connection.table
         if table is None:
             return False
         self._refuse_table(not_written(table), where)
@@ -210,11 +216,10 @@ class DeltaSink(FileTableSink):
         policy = policy_for(self.columns, is_own=is_own(table))
         return arrow_changes(result, columns_of(table), dialect, policy=policy, where=where)
 
-    def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
+    def _schema_of_files(self, connection: _Found, schema: pa.Schema) -> pa.Schema:
         import pyarrow as pa  # noqa: PLC0415
 
-        del connection
-        table = self._table(self.target)
+        table = connection.table
         if table is not None:
             whole = with_batch_time(schema)
             changes = self._changes(table, whole, self.target)
@@ -222,15 +227,14 @@ class DeltaSink(FileTableSink):
         # A null in the key is a row that is refused.
         return pa.schema([field.with_nullable(field.nullable and field.name not in self.key) for field in schema])
 
-    def _parting(self, connection: Any) -> Parting | None:  # noqa: ANN401
-        del connection
-        table = self._table(self.target)
+    def _parting(self, connection: _Found) -> Parting | None:
+        table = connection.table
         columns = self.partition_by if table is None else tuple(table.metadata().partition_columns)
         return DeltaPartitions(columns) if columns else None
 
     def _try_commit(
         self,
-        connection: Any,  # noqa: ANN401
+        connection: _Found,
         store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
@@ -256,7 +260,9 @@ class DeltaSink(FileTableSink):
                 # A put whose answer was lost may have been stored: then it conflicts with itself when it is repeated.
                 return commit.is_in(now, version)
             # No other commit came first, so that this one would fail again.
-            raise SinkError(f"{attempt.name}: the Delta table {self.target}: {self._place.said(error)}") from None
+            is_unreachable = isinstance(error, OSError) and self._place.directory is None
+            kind = TargetUnavailableError if is_unreachable else SinkError
+            raise kind(f"{attempt.name}: the Delta table {self.target}: {self._place.said(error)}") from None
 
     def _create(self, commit: Commit, schema: pa.Schema) -> None:
         import pyarrow as pa  # noqa: PLC0415

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.types import StringType
 
 from forebay import DeltaSink, EnvVar
 from forebay_contrib.delta.tests.delta_target import DeltaTarget
 from forebay_contrib.delta.tests.test_conformance import TestDeltaSink as DeltaSuite
+from forebay_contrib.delta.tests.test_modes import WORD, N, frame
 from orchestration.declarations.sink import TargetUnavailableError
 from tests.integration.orchestration.frame_without_spark import words
-from tests.integration.orchestration.target_database import attempt
+from tests.integration.orchestration.target_database import TIME, attempt
 from tests.integration.s3.test_s3 import running  # noqa: F401  a fixture
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
@@ -74,7 +77,29 @@ class TestDeltaSinkOnS3(DeltaSuite):
         with pytest.raises(TargetUnavailableError, match=_SECRET):
             target.sink().write(words(("a", 1)), attempt())
 
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, [("a", 3), ("b", 2), ("old", 0)]),
+            ({"partition_by": "word"}, [("a", 3), ("b", 2), ("old", 0)]),
+            ({"mode": "merge", "key": "word"}, [("a", 3), ("b", 2), ("old", 0)]),
+            ({"mode": "overwrite"}, [("b", 2)]),
+        ],
+    )
+    def test_a_mode_and_a_column_that_comes_later(
+        self, target: DeltaTarget, options: dict[str, Any], expected: list[tuple[str, int]]
+    ) -> None:
+        sink = DeltaSink(target.location, storage_options=target.declared, **options)
+        sink.write(words(("old", 0)), attempt(time=TIME - timedelta(seconds=10)))
+        sink.write(words(("a", 1)), attempt())
+        target.table.optimize.compact()
+        extra = ("extra", StringType())
+        sink.write(frame([("b", 2, "x")], WORD, N, extra), attempt(time=TIME + timedelta(seconds=10)))
+        sink.write(words(("a", 3)), attempt(2))
+        assert target.rows() == expected
+        assert [row["extra"] for row in target.read() if row["word"] == "b"] == ["x"]
+
     def test_the_secrets_are_in_no_declaration(self, target: DeltaTarget) -> None:
         declared = target.sink().declaration()
         assert declared["storage_options"]["aws_secret_access_key"] == f"env:{_SECRET}"
-        assert DeltaSink.place(declared) == DeltaSink.place({"kind": "delta", "path": target.location + "/"})
+        assert DeltaSink.place(declared).key == DeltaSink.place({"kind": "delta", "path": target.location + "/"}).key
