@@ -15,6 +15,7 @@ from pyspark.sql import types
 
 from forebay import DeclarationError, DeltaSink
 from forebay.testing.sinks import Died, _die, at
+from forebay_contrib.delta.commits import Commit
 from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step
 from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
@@ -196,6 +197,30 @@ def test_two_batches_that_add_one_column_both_have_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(other, "reached", at(Step.STAGED, cast("Any", third)))
     with pytest.raises(SinkError, match="column other is string in the table and int64 in the result"):
         other.write(frame([("b", 2, 5)], WORD, N, added), attempt(2, time=LATER))
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_commit_whose_answer_was_lost_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+) -> None:
+    """Its client repeats the put, which then conflicts with itself."""
+    sink = DeltaSink(tmp_path / "t")
+    if not is_new:
+        sink.write(words(("a", 1)), attempt(time=EARLIER))
+    name = "create" if is_new else "_name_files"
+    real = getattr(Commit, name)
+
+    def loses(commit: Commit, *arguments: Any) -> None:  # noqa: ANN401  as it was called
+        real(commit, *arguments)
+        raise OSError("the answer was lost")
+
+    monkeypatch.setattr(Commit, name, loses)
+    assert sink.write(words(("b", 2)), attempt()).rows == 1
+    monkeypatch.undo()
+    assert ("b", 2) in rows(sink)
+    monkeypatch.setattr(Commit, name, lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(SinkError, match=r"output 'counts' .*: no space left"):
+        DeltaSink(tmp_path / ("new" if is_new else "t")).write(words(("b", 2)), attempt(2))
 
 
 VALUES = [
