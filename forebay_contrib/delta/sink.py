@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from forebay_contrib.delta.commits import Commit, Mode, committed_in, is_newest
@@ -34,7 +34,7 @@ from orchestration.sinks.column_changes import (
 )
 from orchestration.sinks.declared_directory import check_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink
-from orchestration.sinks.parquet_staging import with_batch_time
+from orchestration.sinks.parquet_staging import staged_files, with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import OutputAttempt, Place, Written
     from orchestration.sinks.file_stores import FileStore
-    from orchestration.sinks.parquet_partitions import Parting
-    from orchestration.sinks.parquet_staging import StagedFile
+    from orchestration.sinks.parquet_staging import ParquetStaging, Staged, StagedFile
     from receiver_runtime.sources.fields.secret import Secret
 
 
@@ -227,10 +227,19 @@ class DeltaSink(FileTableSink):
         # A null in the key is a row that is refused.
         return pa.schema([field.with_nullable(field.nullable and field.name not in self.key) for field in schema])
 
-    def _parting(self, connection: _Found) -> Parting | None:
+    def _stage(
+        self,
+        connection: _Found,
+        staging: ParquetStaging,
+        result: DataFrame,
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> Staged:
+        del schema, attempt
         table = connection.table
         columns = self.partition_by if table is None else tuple(table.metadata().partition_columns)
-        return DeltaPartitions(columns) if columns else None
+        parting = DeltaPartitions(columns) if columns else None
+        return staged_files(result, replace(staging, parting=parting), self.key)
 
     def _try_commit(
         self,

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from orchestration.declarations.sink import Check, OutputAttempt
     from orchestration.sinks.file_stores import FileStore
-    from orchestration.sinks.parquet_partitions import Parting
-    from orchestration.sinks.parquet_staging import StagedFile
+    from orchestration.sinks.parquet_staging import Staged, StagedFile
     from orchestration.sinks.refused_rows import OnBadRows
 
 #: How many times a commit is tried, because other writers' commits may come first.
@@ -60,8 +59,6 @@ class FileTableSink(Sink):
     on_bad_rows: OnBadRows = "fail"
     #: Whether the format lacks small integers, so that they are stored as 32-bit integers.
     widens: ClassVar[bool] = False
-    #: The columns of which a batch has each value once.
-    key: tuple[str, ...] = ()
 
     @property
     @abstractmethod
@@ -92,10 +89,17 @@ class FileTableSink(Sink):
         del connection
         return schema
 
-    def _parting(self, connection: Any) -> Parting | None:  # noqa: ANN401
-        """Return what parts the rows of a table that `_prepare` has looked at; None: it has no partitions."""
-        del connection
-        return None
+    def _stage(
+        self,
+        connection: Any,  # noqa: ANN401
+        staging: ParquetStaging,
+        result: DataFrame,
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> Staged:
+        """Let the tasks write files, and return what the commit is to add."""
+        del connection, schema, attempt
+        return staged_files(result, staging)
 
     @abstractmethod
     def _try_commit(
@@ -125,10 +129,9 @@ class FileTableSink(Sink):
             self.reached(Step.PREPARED)
             own = f"{batch_folder(attempt)}/attempt{attempt.attempt}-{secrets.token_hex(4)}"
             of_files = self._schema_of_files(connection, schema)
-            keeps, serialized = self.on_bad_rows == "dead_letter", of_files.serialize().to_pybytes()
-            parting = self._parting(connection)
-            staging = ParquetStaging(store, own, serialized, attempt.batch_time, keeps, parting)
-            staged = staged_files(result, staging, self.key)
+            keeps = self.on_bad_rows == "dead_letter"
+            staging = ParquetStaging(store, own, of_files.serialize().to_pybytes(), attempt.batch_time, keeps)
+            staged = self._stage(connection, staging, result, schema, attempt)
             # Publishing finds the refused rows where the commit says.
             location = f"{store.place}/{own}" if self.publishes else self.target
             result_of = Written(location, staged.rows, staged.refused)
