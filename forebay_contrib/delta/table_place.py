@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay_contrib.delta.conditional_put import has_conditional_put
+from forebay_contrib.delta.delta_files import DeltaFiles
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import SinkError, TargetUnavailableError
 from orchestration.sinks.declared_directory import declared_directory
-from orchestration.sinks.file_stores import ArrowFiles, FileStore, LocalFiles
+from orchestration.sinks.file_stores import LocalFiles
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from orchestration.sinks.file_stores import FileStore
 
 _SCHEMES = ("s3", "gs", "abfs", "abfss")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -44,55 +47,6 @@ _WAY_OUT = (
     "take a store that has them (Amazon S3, MinIO, R2, Google, Azure), or let DynamoDB lock commits, by "
     "storage_options={'aws_s3_locking_provider': 'dynamodb'}"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaFiles(ArrowFiles):
-    """Keep objects below a table's URL with deltalake's client, so that its options mean the same to Spark's tasks."""
-
-    url: str
-    options: Mapping[str, str] = field(repr=False)
-
-    @property
-    def place(self) -> str:
-        """Return the URL."""
-        return self.url
-
-    def create(self, key: str) -> Any:  # noqa: ANN401
-        """Open a stream; one that is never closed makes no object."""
-        import pyarrow as pa  # noqa: PLC0415
-        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415
-
-        handler = DeltaStorageHandler(self.url, dict(self.options))
-        # Its own file of Arrow's hands on buffers, which the stream below does not take.
-        return pa.PythonFile(_BytesOf(handler._handler.open_output_stream(key)), mode="w")  # noqa: SLF001
-
-    def _at(self, key: str) -> tuple[Any, str]:
-        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415
-        from pyarrow.fs import PyFileSystem  # noqa: PLC0415
-
-        return PyFileSystem(DeltaStorageHandler(self.url, dict(self.options))), key
-
-
-@dataclass(slots=True)
-class _BytesOf:
-    """Give deltalake's stream the bytes of what is written."""
-
-    stream: Any
-    closed: bool = False
-
-    def write(self, data: Any) -> int:  # noqa: ANN401  bytes, or a buffer
-        written = bytes(data)
-        self.stream.write(written)
-        return len(written)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.stream.close()
 
 
 @dataclass(frozen=True, slots=True)
