@@ -71,7 +71,7 @@ class Commit:
         if not is_newest(table, self.attempt):
             self._name_files(table, [], "append")
         elif changes.added:
-            self._write(table, result, changes, "true")
+            self._write(table, result, changes, "")
         else:
             self._name_files(table, self._additions(), "overwrite")
 
@@ -142,18 +142,22 @@ class Commit:
         )
 
     def _write(self, table: Any, result: pa.Schema, changes: ColumnChanges, replaced: str | None) -> None:  # noqa: ANN401
-        """Write the rows again, in the place of those of which `replaced` is true, and add columns with them."""
+        """Write the rows again, in the place of those of which `replaced` is true (empty: all), and add columns."""
         from deltalake import write_deltalake  # noqa: PLC0415
 
-        whole = changed_schema(result, columns_of(table), changes)
+        whole, properties = changed_schema(result, columns_of(table), changes), self._properties()
+        schema_mode: Literal["merge"] | None = "merge" if changes.added else None
         with self._rows(whole) as rows:
+            if replaced is None:
+                write_deltalake(table, rows, mode="append", schema_mode=schema_mode, commit_properties=properties)
+                return
             write_deltalake(
                 table,
                 rows,
-                mode="append" if replaced is None else "overwrite",
-                predicate=None if replaced == "true" else replaced,
-                schema_mode="merge" if changes.added else None,
-                commit_properties=self._properties(),
+                mode="overwrite",
+                predicate=replaced or None,
+                schema_mode=schema_mode,
+                commit_properties=properties,
             )
 
     @contextmanager
