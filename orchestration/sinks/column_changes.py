@@ -17,7 +17,7 @@ from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -47,6 +47,8 @@ class Dialect(ABC, Generic[Given, There]):
     name: str
     #: Whether names that differ in case alone are the same to the table's readers.
     folds_case: bool
+    #: How a misfit ends.
+    change: str = "Change the result, or the table"
 
     @abstractmethod
     def keeps(self, there: There, given: Given) -> bool:
@@ -54,7 +56,7 @@ class Dialect(ABC, Generic[Given, There]):
 
     @abstractmethod
     def widens(self, there: There, given: Given) -> bool:
-        """Return whether the sink can give a column the result's type, without losing a value that is there."""
+        """Return whether the sink can give a column the result's type, which is wider, and keep each value there."""
 
     @abstractmethod
     def shown(self, type_: Given) -> str:
@@ -66,11 +68,11 @@ class Dialect(ABC, Generic[Given, There]):
 
     @abstractmethod
     def add(self, column: str, type_: Given) -> str:
-        """Return the statement that adds a column."""
+        """Return the statement that adds a column; empty if there is none."""
 
     @abstractmethod
     def widen(self, column: str, type_: Given) -> str:
-        """Return the statement that widens a column."""
+        """Return the statement that widens a column; empty if there is none."""
 
     @abstractmethod
     def make_nullable(self, column: str) -> str:
@@ -111,6 +113,7 @@ def column_changes(
     policy: ColumnPolicy,
     where: str,
     required: Collection[str] = (),
+    way_out: str = "or say columns='add'",
 ) -> ColumnChanges:
     """Return how the table's columns change for a result. Raises SinkError that names each misfit, with its way out.
 
@@ -121,6 +124,7 @@ def column_changes(
         policy: "refuse": the table's columns must not change.
         where: names the output.
         required: the table's columns that must have a value, and get none by themselves.
+        way_out: how the sink could change the table, if it must not.
     """
     twins = {column: _twin(column, table) for column in result} if dialect.folds_case else {}
     unknown = [column for column in result if column not in table]
@@ -131,8 +135,13 @@ def column_changes(
         if twins.get(column)
     ]
     may_add = [column for column in unknown if not twins.get(column) and column != BATCH_TIME]
-    both = [column for column in result if column in table and not dialect.keeps(table[column], result[column])]
-    may_widen = [column for column in both if column != BATCH_TIME and dialect.widens(table[column], result[column])]
+    both = [column for column in result if column in table]
+    differ = [column for column in both if not dialect.keeps(table[column], result[column])]
+    may_widen = [
+        column
+        for column in (both if policy == "add" else differ)
+        if column != BATCH_TIME and dialect.widens(table[column], result[column])
+    ]
     if BATCH_TIME in result and BATCH_TIME not in table:
         wrong.append(
             f"the table has no column {BATCH_TIME} ({dialect.shown(result[BATCH_TIME])}), which says a row's batch: "
@@ -140,15 +149,21 @@ def column_changes(
         )
     if policy == "refuse":
         wrong += [
-            f"the table has no column {column} ({dialect.shown(result[column])}): {dialect.add(column, result[column])}"
+            _then(
+                f"the table has no column {column} ({dialect.shown(result[column])})",
+                dialect.add(column, result[column]),
+            )
             for column in may_add
         ]
         wrong += [
-            f"column {column} is {dialect.shown_there(table[column])} in the table and {dialect.shown(result[column])} "
-            f"in the result: {dialect.widen(column, result[column])}"
+            _then(
+                f"column {column} is {dialect.shown_there(table[column])} in the table and "
+                f"{dialect.shown(result[column])} in the result",
+                dialect.widen(column, result[column]),
+            )
             for column in may_widen
         ]
-    wrong += [dialect.misfit(column, table[column], result[column]) for column in both if column not in may_widen]
+    wrong += [dialect.misfit(column, table[column], result[column]) for column in differ if column not in may_widen]
     missing = tuple(column for column in table if column not in result)
     wrong += [
         f"the result has no column {column} ({dialect.shown_there(table[column])}), which must not be null: add it, or "
@@ -159,9 +174,13 @@ def column_changes(
     if wrong:
         # Only if nothing else is wrong would the other policy help.
         helps = policy == "refuse" and len(wrong) == len(may_add) + len(may_widen)
-        way_out = "the result, or the table; or say columns='add'" if helps else "the result, or the table"
-        raise SinkError(f"{where} does not fit the table {dialect.name}: {'; '.join(wrong)}. Change {way_out}")
+        said = f"{where} does not fit the table {dialect.name}: {'; '.join(wrong)}. {dialect.change}"
+        raise SinkError(f"{said}; {way_out}" if helps else said)
     return ColumnChanges(tuple(may_add), tuple(may_widen), missing)
+
+
+def _then(said: str, statement: str) -> str:
+    return f"{said}: {statement}" if statement else said
 
 
 def _twin(column: str, table: Collection[str]) -> str | None:
@@ -208,6 +227,7 @@ class ArrowDialect(Dialect["pa.DataType", "pa.DataType"]):
     widen_as: str = "ALTER TABLE {table} ALTER COLUMN {column} TYPE {type}"
     nullable_as: str = "ALTER TABLE {table} ALTER COLUMN {column} DROP NOT NULL"
     quote: str = "`"
+    change: str = Dialect.change
 
     def keeps(self, there: pa.DataType, given: pa.DataType) -> bool:
         """Return whether the types are equal but for their layout, or the table's is wider."""
@@ -244,12 +264,12 @@ class ArrowDialect(Dialect["pa.DataType", "pa.DataType"]):
     def _misfit(self, path: Sequence[str], there: pa.DataType | None, given: pa.DataType | None) -> str:
         shown = ".".join(path)
         if there is None:
-            return f"the table has no {shown} ({given}): {self._statement(self.add_as, path, given)}"
+            return _then(f"the table has no {shown} ({given})", self._statement(self.add_as, path, given))
         if given is None:
             return f"the result has no {shown} ({there}): add it, as null"
         said = f"column {shown} is {there} in the table and {given} in the result"
         if widening(there, given) is not None:
-            return f"{said}: {self._statement(self.widen_as, path, given)}"
+            return _then(said, self._statement(self.widen_as, path, given))
         cast = spark_type(there)
         if cast is None:
             return f"{said}: give the output a table of its own"
@@ -308,6 +328,20 @@ def changed_schema(result: pa.Schema, table: pa.Schema, changes: ColumnChanges) 
         for column in table
     ]
     return pa.schema([*kept, *(result.field(name).with_nullable(True) for name in changes.added)], table.metadata)  # noqa: FBT003  it takes no keywords
+
+
+def union_schema(schemas: Iterable[pa.Schema], where: str) -> pa.Schema:
+    """Return the columns of all of several results, each with the widest type. Raises SinkError for two that misfit."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    union, times = pa.schema([]), pa.schema([])
+    dialect = ArrowDialect(where, "", frozenset(Widening), add_as="", widen_as="", change="Change one of them")
+    for schema in schemas:
+        times = pa.unify_schemas([times, pa.schema([column for column in schema if column.name == BATCH_TIME])])
+        more = pa.schema([column for column in schema if column.name != BATCH_TIME])
+        if not more.equals(union):
+            union = changed_schema(more, union, arrow_changes(more, union, dialect, policy="add", where=where))
+    return pa.schema([*union, *times])
 
 
 def widening(before: pa.DataType, after: pa.DataType) -> Widening | None:

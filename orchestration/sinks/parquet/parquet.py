@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from dataclasses import replace as changed
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -20,10 +21,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import DeliveryGuarantee, Sink, SinkError, Step, Written, unchecked
+from orchestration.declarations.sink import DeliveryGuarantee, Sink, SinkError, Step, TargetCheck, Written, unchecked
+from orchestration.sinks.column_changes import checked_policy, declared_policy
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
 from orchestration.sinks.file_stores import LocalFiles
+from orchestration.sinks.parquet.parquet_columns import (
+    COLUMNS,
+    as_bytes,
+    fitted,
+    grown,
+    of_bytes,
+    of_files,
+    with_columns,
+)
 from orchestration.sinks.parquet.parquet_hours import batches_of, compacted_directory, rewrite_hour
 from orchestration.sinks.parquet.parquet_objects import ParquetObjects
 from orchestration.sinks.parquet_names import (
@@ -54,11 +65,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import date
 
+    import pyarrow as pa
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import Check, OutputAttempt, Place, TargetCheck
+    from orchestration.declarations.sink import Check, OutputAttempt, Place
+    from orchestration.sinks.column_changes import ColumnChanges, ColumnPolicy
 
 
 #: How often a directory is listed that changes meanwhile.
@@ -81,6 +94,7 @@ class ParquetSink(Sink):
         compact: bool = False,
         partition_by: Sequence[str] | str = (),
         on_bad_rows: OnBadRows = "fail",
+        columns: ColumnPolicy | None = None,
     ) -> None:
         """Declare the location of the files.
 
@@ -94,6 +108,8 @@ class ParquetSink(Sink):
             on_bad_rows: what happens to rows with a text that is not UTF-8, or with a value of `partition_by` that
                 readers would take for another: "fail" fails the batch, and names them; "dead_letter" commits the
                 others, and publishes the refused rows with the batch, as lines of JSON in `_refused_rows/`.
+            columns: what happens to columns that no batch in `path` has, or that are narrower there: with "add", the
+                default, readers see them as null, or widened, in the batches before; "refuse" refuses the batch.
 
         Raises:
             DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
@@ -110,6 +126,7 @@ class ParquetSink(Sink):
         self.compact = compact
         self.partition_by = checked_partitions(partition_by, compact=compact)
         self.on_bad_rows: OnBadRows = checked_choice(on_bad_rows, "ParquetSink")
+        self.columns = checked_policy(columns, "ParquetSink")
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
@@ -120,6 +137,7 @@ class ParquetSink(Sink):
             **({"compact": True} if self.compact else {}),
             **({"partition_by": list(self.partition_by)} if self.partition_by else {}),
             **declared_choice(self.on_bad_rows),
+            **declared_policy(self.columns),
         }
 
     @classmethod
@@ -133,12 +151,29 @@ class ParquetSink(Sink):
         arrow_schema(schema, where)
         check_partitions(schema, self.partition_by, where)
 
-    def check_target(self, schema: StructType | None = None) -> TargetCheck | None:  # noqa: ARG002  each batch has its own
-        """Check the directory, and that its batches have the same folders; an object store is not asked."""
+    def check_target(self, schema: StructType | None = None) -> TargetCheck | None:
+        """Check the directory, and its batches' folders and columns; an object store is not asked."""
         if self._objects is not None:
             return None
         self._check_folders("its batches", datetime.now(UTC))
-        return check_directory(self.path)
+        checked = check_directory(self.path)
+        if schema is None or checked.health != "ok":
+            return checked
+        try:
+            _, changes = self._fitted(schema, "the result")
+        except SinkError as error:
+            return TargetCheck("failed", str(error), "Change the result, or give the output another path.")
+        return changed(checked, found=f"{checked.found}; its next batch {changes.shown()}") if changes else checked
+
+    def _fitted(self, schema: StructType, where: str) -> tuple[pa.Schema, ColumnChanges]:
+        return fitted(
+            arrow_schema(schema, where),
+            _known(self.path),
+            self.columns,
+            name=str(self.path),
+            where=where,
+            partition_by=self.partition_by,
+        )
 
     def _check_folders(self, where: str, near: datetime) -> None:
         """Raise SinkError if published batches have other folders: no reader takes both kinds as one table.
@@ -165,7 +200,7 @@ class ParquetSink(Sink):
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
         self.check_columns(result.schema, attempt.name)
         if self._objects is not None:
-            return self._objects.write(result, attempt, self.on_bad_rows, self.partition_by)
+            return self._objects.write(result, attempt, self.on_bad_rows, self.partition_by, self.columns)
         self._check_folders(attempt.name, attempt.batch_time)
         folder = attempt_directory(attempt.batch_time, attempt.attempt)
         staged = self._stage(result, folder, attempt)
@@ -173,7 +208,7 @@ class ParquetSink(Sink):
 
     def _stage(self, result: DataFrame, folder: str, attempt: OutputAttempt) -> Staged:
         """Let the tasks write, and list the files of the valid task attempts in the file FILES."""
-        schema, store = arrow_schema(result.schema, attempt.name), LocalFiles(str(self.path))
+        (schema, _), store = self._fitted(result.schema, attempt.name), LocalFiles(str(self.path))
         # With this process's umask: Spark's workers may have another one.
         (self.path / folder).mkdir(parents=True)
         staging = ParquetStaging(
@@ -205,10 +240,14 @@ class ParquetSink(Sink):
         sweep(target)
         try:
             files = _data_files(source)
+            columns = _grown(self.path, files)
         except FileNotFoundError:
             # If this process has lost its lock, a newer attempt is published and has deleted these files.
             check()
             raise
+        if columns is not None:
+            check()
+            _keep(self.path, columns)
         if compacted_directory(hour, _hour_stamp(batch_time)).is_dir():
             rewrite_hour(
                 hour, _hour_stamp(batch_time), check=check, reached=self.reached, replaced=batch_time, by=files
@@ -239,7 +278,7 @@ class ParquetSink(Sink):
             before = _directories(root)
             found = ds.dataset(root, format="parquet", partitioning="hive", partition_base_dir=str(self.path))
             if before is not None and _directories(root) == before:
-                return found
+                return with_columns(found, _known(self.path), str(self.path))
         raise FileNotFoundError(f"{root} was changed during each of {_LISTINGS} listings: read again")
 
     def hours(self) -> list[datetime]:
@@ -286,6 +325,35 @@ class ParquetSink(Sink):
             _forget(attempts, attempt)
             with suppress(OSError):
                 attempts.rmdir()
+
+
+def _known(path: Path) -> pa.Schema | None:
+    """Return the columns of all batches; None: not known."""
+    try:
+        return of_bytes((path / COLUMNS).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _grown(path: Path, files: Sequence[Path]) -> pa.Schema | None:
+    """Return the columns of all batches with those of an attempt's files; None: they are known."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    if not files:
+        return None
+    known = before = _known(path)
+    if known is None:
+        before = of_files(sorted(path.glob("date=*/hour=*/batch_time=*/**/*.parquet")))
+    now = grown(before, pq.read_schema(files[0]).remove_metadata())
+    return None if known is not None and now.equals(known) else now
+
+
+def _keep(path: Path, columns: pa.Schema) -> None:
+    staged = hidden_beside(path / COLUMNS)
+    staged.write_bytes(as_bytes(columns))
+    sync(staged)
+    staged.rename(path / COLUMNS)
+    sync(path)
 
 
 def _directories(root: Path) -> set[tuple[str, int]] | None:

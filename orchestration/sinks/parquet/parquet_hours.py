@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError, Step
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.column_changes import union_schema
 from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ def _schema(files: Iterable[Path | str], where: object, filesystem: object) -> p
             )
         schemas.append(schema)
     try:
-        return pa.unify_schemas(schemas)
-    except pa.ArrowException as error:
+        return union_schema(schemas, "a batch")
+    except (SinkError, pa.ArrowException) as error:
         raise SinkError(f"the files of {where} have columns that don't fit together: {error}") from error
 
 
@@ -142,7 +143,9 @@ def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     return pa.table(
         [
-            table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+            table[field.name].cast(field.type)
+            if field.name in table.column_names
+            else pa.nulls(table.num_rows, field.type)
             for field in schema
         ],
         schema=schema,

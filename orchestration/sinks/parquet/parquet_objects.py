@@ -17,6 +17,15 @@ from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError, Step, TargetUnavailableError, Written
 from orchestration.sinks.file_stores import ObjectFiles
+from orchestration.sinks.parquet.parquet_columns import (
+    COLUMNS,
+    as_bytes,
+    fitted,
+    grown,
+    of_bytes,
+    of_files,
+    with_columns,
+)
 from orchestration.sinks.parquet.parquet_object_hours import SUCCESS, ObjectHour, dead_batches, hours_with_work, mark
 from orchestration.sinks.parquet_names import (
     ATTEMPTS,
@@ -39,10 +48,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import date, datetime
 
+    import pyarrow as pa
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame
 
     from orchestration.declarations.sink import Check, OutputAttempt
+    from orchestration.sinks.column_changes import ColumnPolicy
     from orchestration.sinks.refused_rows import OnBadRows
     from receiver_runtime.block_store.stores.objects import Objects
 
@@ -64,12 +75,19 @@ class ParquetObjects:
         return without_secrets(self.url) if isinstance(self.url, str) else str(self.url)
 
     def write(
-        self, result: DataFrame, attempt: OutputAttempt, on_bad_rows: OnBadRows, partition_by: tuple[str, ...]
+        self,
+        result: DataFrame,
+        attempt: OutputAttempt,
+        on_bad_rows: OnBadRows,
+        partition_by: tuple[str, ...],
+        policy: ColumnPolicy | None,
     ) -> Written:
         """Let the tasks write objects of this attempt, and list the valid ones."""
         key = attempt_directory(attempt.batch_time, attempt.attempt)
         schema = arrow_schema(result.schema, attempt.name)
         with self._failures(attempt.name):
+            known = _known(self._open())
+            schema, _ = fitted(schema, known, policy, name=self.shown, where=attempt.name, partition_by=partition_by)
             store = ObjectFiles(self._resolved())
             staging = ParquetStaging(
                 store,
@@ -105,6 +123,9 @@ class ParquetObjects:
                 raise
             sizes = dict(objects.sizes(attempts))
             show(ObjectFiles(self._resolved()), source, batch_time, check)
+            if names:
+                check()
+                _note_columns(objects, f"{source}/{names[0]}")
             if compacted is not None and stamp in compacted.batches:
                 files = [f"{source}/{file}" for file in names]
                 hour.replace(compacted, batch_time, stamp, number, files, check=check, reached=reached)
@@ -172,13 +193,14 @@ class ParquetObjects:
             filesystem, root = objects.place("")
             if not files:
                 return ds.dataset(pa.table({}))
-            return ds.dataset(
+            found = ds.dataset(
                 [objects.place(file)[1] for file in files],
                 filesystem=filesystem,
                 format="parquet",
                 partitioning="hive",
                 partition_base_dir=root,
             )
+            return with_columns(found, _known(objects), root)
 
     def _resolved(self) -> str:
         return self.url if isinstance(self.url, str) else self.url.resolve()
@@ -194,6 +216,28 @@ class ParquetObjects:
         except (SecretError, BlockStoreError, OSError) as error:
             kind = TargetUnavailableError if isinstance(error, SecretError) else SinkError
             raise kind(f"{doing}: ParquetSink {self.shown}: {error}") from error
+
+
+def _known(objects: Objects) -> pa.Schema | None:
+    """Return the columns of all batches; None: not known."""
+    try:
+        return of_bytes(objects.get(COLUMNS, 0, _WHOLE))
+    except FileNotFoundError:
+        return None
+
+
+def _note_columns(objects: Objects, file: str) -> None:
+    """Add the columns of an attempt's file to those of all batches."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    known = before = _known(objects)
+    filesystem, path = objects.place(file)
+    if known is None:
+        keys = [key for key, _ in objects.sizes("") if key.startswith("date=") and key.endswith(".parquet")]
+        before = of_files([objects.place(key)[1] for key in keys], filesystem)
+    now = grown(before, pq.read_schema(path, filesystem=filesystem).remove_metadata())
+    if known is None or not now.equals(known):
+        objects.put(COLUMNS, [as_bytes(now)])
 
 
 def _of_attempt(number: int, name: str) -> str:

@@ -30,6 +30,7 @@ from orchestration.declarations.sink import (
     TargetUnavailableError,
     Written,
 )
+from orchestration.sinks.column_changes import ColumnPolicy, checked_policy, declared_policy
 from orchestration.sinks.postgres.postgres_access import (
     check_access,
     check_writer,
@@ -37,19 +38,19 @@ from orchestration.sinks.postgres.postgres_access import (
     unmergeable,
     unsupported,
 )
+from orchestration.sinks.postgres.postgres_catalog import columns_of_table
 from orchestration.sinks.postgres.postgres_columns import (
     MOST_NAME_BYTES,
     Column,
     can_be_name,
-    fitted,
 )
 from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_place
 from orchestration.sinks.postgres.postgres_refused_rows import REFUSED_ROWS, RefusedRowsTable
-from orchestration.sinks.postgres.postgres_rows import Mode, StagedRows, TargetTable, columns_of_table
+from orchestration.sinks.postgres.postgres_rows import Mode, StagedRows, TargetTable
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
-from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements
+from orchestration.sinks.postgres.postgres_statements import COMMITS, LOCK_TIMEOUT, Statements
 from orchestration.sinks.refused_rows import (
     KEEP_WAY_OUT,
     OnBadRows,
@@ -92,6 +93,7 @@ class PostgresSink(Sink):
         password: str | Secret | None = None,
         on_bad_rows: OnBadRows = "fail",
         totals: Totals | None = None,
+        columns: ColumnPolicy | None = None,
     ) -> None:
         """Declare the table.
 
@@ -107,6 +109,9 @@ class PostgresSink(Sink):
                 "fail" fails the batch, and names them; "dead_letter" commits the others, and with them the refused rows
                 as JSON in `forebay_refused_rows`, beside the table.
             totals: a view that adds up the rows of all batches per key, for "append".
+            columns: what happens to columns of the result that the table lacks, or that are too narrow: "add" changes
+                the table, in the transaction of the first rows; "refuse" refuses the batch. By default "add" in a table
+                that this sink made, and "refuse" in any other.
 
         Raises:
             DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
@@ -138,6 +143,7 @@ class PostgresSink(Sink):
             message = f"PostgresSink {table!r}: totals add up the rows of every batch: say mode='append'"
             raise DeclarationError(message)
         self.totals = totals
+        self.columns = checked_policy(columns, f"PostgresSink {table!r}")
         self._statements = Statements(self.schema, self.table)
         self._commits = Commits(self._statements)
         self._refused = RefusedRowsTable(self._statements)
@@ -159,6 +165,7 @@ class PostgresSink(Sink):
             "key": list(self.key),
             **declared_choice(self.on_bad_rows),
             **({} if self.totals is None else {"totals": self.totals.declaration()}),
+            **declared_policy(self.columns),
         }
 
     @classmethod
@@ -200,10 +207,10 @@ class PostgresSink(Sink):
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks stage the rows, and commit them in the target in one transaction."""
-        columns = self._rows.checked_columns(result.schema, attempt.name)
+        given = self._rows.checked_columns(result.schema, attempt.name)
         name = f"{STAGING}{secrets.token_hex(6)}"
         try:
-            columns = self._prepare(columns, attempt)
+            columns = self._prepare(given, attempt)
             self.reached(Step.PREPARED)
             staging = Staging(
                 self._address(attempt),
@@ -219,7 +226,7 @@ class PostgresSink(Sink):
             staged = {row["staging"]: row["rows"] for row in answers}
             refused = {f"{row['staging']}{REFUSED}": row["refused"] for row in answers if row["refused"]}
             self.reached(Step.STAGED)
-            rows, refused_late = self._commit(columns, staged, refused, attempt)
+            rows, refused_late = self._commit(given, staged, refused, attempt)
             self.reached(Step.COMMITTED)
         finally:
             self._sweep(attempt, name)
@@ -250,7 +257,7 @@ class PostgresSink(Sink):
                     if misfits:
                         raise SinkError(f"{attempt.name}: {'; '.join(misfits)}")
                 refuse_table(unknown, table=f"table {self.target}", sink="PostgresSink", where=attempt.name)
-        return fitted(columns, table, name=self.target, where=attempt.name) if table else columns
+                return self._rows.fit(cursor, columns, self.columns, attempt.name).columns
 
     def _commit(
         self, columns: list[Column], staged: dict[str, int], refused: dict[str, int], attempt: OutputAttempt
@@ -271,17 +278,20 @@ class PostgresSink(Sink):
             # A commit that is answered must not be lost by a crash of the target: the driver log's row follows it.
             cursor.execute(strong_commit(is_local=True))
             # A process that is paused here must not block the attempt that replaces it.
-            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '5min'")
+            cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = '60s'; {LOCK_TIMEOUT}")
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"forebay {self.target}",))
             self._commits.check_owner(cursor, attempt)
             self._commits.check_age(cursor, attempt)
             newest = self._commits.newest_batch(cursor, attempt)
             self._commits.record(cursor, attempt, rows)
             self._rows.make(cursor, columns)
+            fit = self._rows.fit(cursor, columns, self.columns, attempt.name)
+            if fit.statements:
+                self._rows.alter(cursor, fit, attempt)
             if self.totals is not None:
                 self.totals.make(cursor, self.schema, self.table, where=attempt.name)
             late = RefusedRows(keeps=self.on_bad_rows == "dead_letter", way_out=_WAY_OUT)
-            of_attempt = StagedRows(columns, staged, attempt, late)
+            of_attempt = StagedRows(fit.columns, staged, attempt, late, fit.cleared)
             self._rows.check_staged(cursor, of_attempt)
             if self.mode == "merge":
                 stored = self._rows.replace_batch(cursor, of_attempt)

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import SinkError, TargetCheck, TargetMissingError, TargetUnavailableError
-from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
+from orchestration.sinks.postgres.postgres_catalog import UniqueIndex, columns_of_table, fit_of, unique_indexes
+from orchestration.sinks.postgres.postgres_columns import TIME, Column, Fit, TableColumn
 from orchestration.sinks.postgres.postgres_commits import Commits
-from orchestration.sinks.postgres.postgres_rows import columns_of_table
 from orchestration.sinks.postgres.postgres_staging import Address, TargetError
 from orchestration.sinks.postgres.postgres_statements import COMMITS, Statements
 from orchestration.sinks.postgres.postgres_totals import Totals
-from orchestration.sinks.postgres.postgres_unique_indexes import UniqueIndex, unique_indexes
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -46,6 +44,7 @@ class Access:
     """List in sentences what is in an output's way: rights that the login lacks, what the table has, what may come.
 
     `forbidden`: what refuses rows of later batches, and no batch as a whole. `is_missing`: there is no table.
+    `changes`: what the first batch does to the table's columns.
     """
 
     missing_rights: list[str]
@@ -53,6 +52,7 @@ class Access:
     warnings: list[str]
     forbidden: list[str] = field(default_factory=list)
     is_missing: bool = False
+    changes: str = ""
 
 
 def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = None) -> TargetCheck:
@@ -73,7 +73,8 @@ def check_access(sink: Mapping[str, Any], columns: Sequence[Column] | None = Non
     if found.warnings:
         way_out = "Take another mode, or drop the constraint, unless your rows keep to it."
         return TargetCheck("warning", "; ".join(found.warnings), way_out)
-    return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to")
+    then = f"; its next batch {found.changes}" if found.changes else ""
+    return TargetCheck("ok", f"{sink['table']}: its Postgres answers, and may be written to{then}")
 
 
 def needed_change(sink: Mapping[str, Any], before: Mapping[str, Any] | None) -> str | None:
@@ -175,18 +176,19 @@ def access(
         there = columns_of_table(cursor, schema, table)
         if merges and there:
             misfits += unmergeable(cursor, schema, table, sink["key"], there)
+        fit = Fit([])
+        if columns is not None:
+            try:
+                fit = fit_of(cursor, schema, table, columns, sink.get("columns"), "the result")
+            except SinkError as error:
+                misfits.append(str(error))
         if sink.get("totals"):
             types = {column.name: column.base for column in there}
-            if columns is not None and not there:
-                types = {column.name: column.type for column in columns} | {BATCH_TIME: "timestamp with time zone"}
+            if types or columns is not None:
+                types |= {column.name: column.type for column in (*fit.columns, TIME)}
             misfits += Totals(**sink["totals"]).misfits(cursor, schema, table, types)
         unique = unique_indexes(cursor, schema, table)
         referring = _referring(cursor, schema, table, _FORBIDS)
-    if columns is not None and there:
-        try:
-            fitted(columns, there, name=f"{schema}.{table}", where="the result")
-        except SinkError as error:
-            misfits.append(str(error))
     if not exists:
         return Access([f"there is no schema {schema}"], [], [])
     lacking = []
@@ -199,7 +201,7 @@ def access(
     warnings += [
         f"the foreign key {name} has {fails} fail that deletes a row to which one refers" for name in referring
     ]
-    return Access(lacking, misfits, warnings, forbidden, is_missing=not there)
+    return Access(lacking, misfits, warnings, forbidden, not there, fit.changes.shown())
 
 
 def _constraints(

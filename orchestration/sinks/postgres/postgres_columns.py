@@ -1,20 +1,23 @@
-"""Map a DataFrame's columns to Postgres columns, and check that an existing table fits. No SQL, no connection."""
+"""Map a DataFrame's columns to Postgres columns, and how an existing table fits or changes. Connects to nothing."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.column_changes import ColumnChanges, Dialect, column_changes, policy_for
+from orchestration.sinks.postgres.postgres_statements import quoted
 from orchestration.sinks.table_columns import check_map_keys, check_names, lacking
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql.types import DataType, StructType
 
+    from orchestration.sinks.column_changes import ColumnPolicy
 
 #: Postgres cuts longer names.
 MOST_NAME_BYTES = 63
@@ -64,6 +67,12 @@ _NUMBERS = frozenset({"smallint", "integer", "bigint", "real", "double precision
 # How many decimal digits a binary number keeps, so that it is written again as it was.
 _BINARY_DIGITS = {"real": 6, "double precision": 15}
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
+# A table's type → the types of a result's columns for which it is widened, by writing the table again.
+_WIDER = {
+    "smallint": {"integer", "bigint"},
+    "integer": {"bigint"},
+    "real": {"double precision"},
+}
 _NUMERIC = re.compile(r"numeric\((\d+),(-?\d+)\)")
 
 
@@ -79,12 +88,16 @@ class Column:
     compared: bool = False
 
 
+#: The column of the batch time.
+TIME = Column(BATCH_TIME, "timestamp with time zone")
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """Describe a column of an existing table.
 
     `base`: its type without domains. `category`: that of its type in pg_type. `filled`: it gets a value even if none is
-    given; `generated`: it takes none.
+    given; `generated`: it takes none; `required`: it must be given one.
     """
 
     name: str
@@ -93,6 +106,7 @@ class TableColumn:
     category: str
     filled: bool
     generated: bool
+    required: bool = False
 
 
 def can_be_name(text: str) -> bool:
@@ -107,13 +121,13 @@ def columns_of(schema: StructType, where: str) -> list[Column]:
     """Return the columns of a table for this result. Raises SinkError for names and types that Postgres lacks."""
     check_names(schema, where, reserved=_SYSTEM)
     check_map_keys(schema, where)
-    for field in schema.fields:
-        if not can_be_name(field.name):
+    for column in schema.fields:
+        if not can_be_name(column.name):
             raise SinkError(
-                f"{where} has a column {field.name!r}, and a column's name in Postgres has 1 to {MOST_NAME_BYTES} "
+                f"{where} has a column {column.name!r}, and a column's name in Postgres has 1 to {MOST_NAME_BYTES} "
                 f"bytes, without NUL: rename it by .alias(...)"
             )
-    return [Column(field.name, _column_type(field.name, field.dataType, where)) for field in schema.fields]
+    return [Column(column.name, _column_type(column.name, column.dataType, where)) for column in schema.fields]
 
 
 def _column_type(name: str, data_type: DataType, where: str) -> str:
@@ -129,40 +143,136 @@ def _column_type(name: str, data_type: DataType, where: str) -> str:
     return _TYPES[kind]
 
 
-def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str, where: str) -> list[Column]:
-    """Return the result's columns with the types of the table `name`. Raises SinkError that names each misfit."""
-    there = {column.name: column for column in table}
-    unknown = [column for column in columns if column.name not in there]
-    given = {column.name for column in columns}
-    left_out = [column for column in table if column.name not in given and column.name != BATCH_TIME]
-    left_out = [column for column in left_out if not column.filled]
-    other = [column for column in columns if column.name in there and not _holds(there[column.name], column)]
-    wrong = []
-    if unknown:
-        wrong.append("the table has no column " + ", ".join(f"{column.name} ({column.type})" for column in unknown))
-    if left_out:
-        wrong.append("the result has no column " + ", ".join(f"{column.name} ({column.type})" for column in left_out))
-    wrong += [
-        f"column {column.name} is {there[column.name].type} in the table and {column.type} in the result, which it may "
-        f"alter: {_way_out(there[column.name], column)}"
-        for column in other
-    ]
-    wrong += [
-        f"the table generates its column {column.name}, so that it takes no value"
-        for column in table
-        if column.generated and column.name in {*given, BATCH_TIME}
-    ]
-    if BATCH_TIME not in there:
-        wrong.append(f"the table has no column {BATCH_TIME} (timestamp with time zone), which says a row's batch")
-    elif there[BATCH_TIME].type != "timestamp with time zone":
-        wrong.append(f"column {BATCH_TIME} is {there[BATCH_TIME].type} and must be timestamp with time zone")
-    if wrong:
-        raise SinkError(
-            f"{where} does not fit the table {name}: {'; '.join(wrong)}. Change the result, or the table by ALTER TABLE"
-        )
-    return [
-        Column(column.name, there[column.name].type, _is_compared(there[column.name], column)) for column in columns
-    ]
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Describe an existing table, and what its login may do to it.
+
+    `made_here`: a PostgresSink made it. `login`: the one that may not change the table, because it does not own it;
+    None: it may. `uses`: what would keep Postgres from changing a column's type, by the column. `rewrites`: whether it
+    is small enough to be rewritten while its readers wait.
+    """
+
+    schema: str
+    name: str
+    columns: Sequence[TableColumn]
+    made_here: bool = False
+    login: str | None = None
+    uses: Mapping[str, str] = field(default_factory=dict)
+    rewrites: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Hold how a result fits a table: its columns with the table's types, and the statements that change the table.
+
+    `cleared`: the table's columns that the result lacks, and that the table does not fill.
+    """
+
+    columns: list[Column]
+    changes: ColumnChanges = field(default_factory=ColumnChanges)
+    statements: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+
+    @property
+    def rewrites(self) -> bool:
+        """Return whether a statement would write the whole table again."""
+        widened = [column for column in self.columns if column.name in self.changes.widened]
+        return any(not _NUMERIC.fullmatch(column.type) for column in widened)
+
+
+def fitted(columns: Sequence[Column], table: Table, policy: ColumnPolicy | None, where: str) -> Fit:
+    """Return how a result fits a table. Raises SinkError that names each misfit."""
+    there = {column.name: column for column in table.columns}
+    given = {column.name: column for column in (*columns, TIME)}
+    dialect = _Dialect(table)
+    wanted = policy_for(policy, is_own=table.made_here)
+    is_owner = table.login is None
+    changes = column_changes(
+        given,
+        there,
+        dialect,
+        policy=wanted if is_owner else "refuse",
+        where=where,
+        required=[column.name for column in table.columns if column.required],
+        way_out="or say columns='add'" if is_owner else f"the login {table.login} does not own the table",
+    )
+    new = {*changes.added, *changes.widened}
+    return Fit(
+        [
+            column
+            if column.name in new
+            else Column(column.name, there[column.name].type, _is_compared(there[column.name], column))
+            for column in columns
+        ],
+        changes,
+        (
+            *(dialect.add(name, given[name]) for name in changes.added),
+            *(dialect.widen(name, given[name]) for name in changes.widened),
+        ),
+        # Where the sink has no say in the columns, those that it lacks are somebody else's.
+        tuple(name for name in changes.missing if not there[name].filled) if wanted == "add" else (),
+    )
+
+
+class _Dialect(Dialect[Column, TableColumn]):
+    """Say what a Postgres table's columns keep and become."""
+
+    folds_case = False
+
+    def __init__(self, table: Table) -> None:
+        self.name = f"{table.schema}.{table.name}"
+        self._table = table
+
+    def keeps(self, there: TableColumn, given: Column) -> bool:
+        if there.generated or given.name == BATCH_TIME:
+            return not there.generated and there.type == given.type
+        return _holds(there, given)
+
+    def widens(self, there: TableColumn, given: Column) -> bool:
+        if there.type != there.base or there.name in self._table.uses:
+            return False
+        return _is_more_digits(there, given) or (self._table.rewrites and given.type in _WIDER.get(there.base, ()))
+
+    def shown(self, type_: Column) -> str:
+        return type_.type
+
+    def shown_there(self, type_: TableColumn) -> str:
+        return type_.type
+
+    def add(self, column: str, type_: Column) -> str:
+        return f"{self._alter()} ADD COLUMN {quoted(column)} {type_.type}"
+
+    def widen(self, column: str, type_: Column) -> str:
+        return f"{self._alter()} ALTER COLUMN {quoted(column)} TYPE {type_.type}"
+
+    def make_nullable(self, column: str) -> str:
+        return f"{self._alter()} ALTER COLUMN {quoted(column)} DROP NOT NULL"
+
+    def misfit(self, column: str, there: TableColumn, given: Column) -> str:
+        if there.generated:
+            return f"the table generates its column {column}, so that it takes no value"
+        if column == BATCH_TIME:
+            return f"column {column} is {there.type} and must be {given.type}"
+        said = f"column {column} is {there.type} in the table and {given.type} in the result, which it may alter"
+        ways_out = [_way_out(there, given)]
+        if given.type == "text" or {_kind(there.base), _kind(given.type)} <= _NUMBERS:
+            why = self._table.uses.get(column)
+            first = "" if why is None else f", which first needs that you drop what uses it ({why})"
+            ways_out.append(f"change the table by {self.widen(column, given)}{first}")
+        return f"{said}: {', or '.join(filter(None, ways_out))}"
+
+    def _alter(self) -> str:
+        return f"ALTER TABLE {quoted(self._table.schema, self._table.name)}"
+
+
+def _is_more_digits(there: TableColumn, given: Column) -> bool:
+    """Return whether a decimal has more digits before the point than the column, and as many behind it."""
+    before, after = _NUMERIC.fullmatch(there.base), _NUMERIC.fullmatch(given.type)
+    return before is not None and after is not None and before[2] == after[2] and int(before[1]) < int(after[1])
+
+
+def _kind(type_: str) -> str:
+    return type_.partition("(")[0]
 
 
 def _way_out(table: TableColumn, column: Column) -> str:
@@ -187,7 +297,7 @@ def _holds(table: TableColumn, column: Column) -> bool:
         return table.base in {*_TEXTS, *_COMPARED} or table.category in _COMPARED_CATEGORIES
     if column.type == table.base or table.base in _KEEPING.get(column.type, ()):
         return True
-    kind, numeric = column.type.partition("(")[0], _NUMERIC.fullmatch(table.base)
+    kind, numeric = _kind(column.type), _NUMERIC.fullmatch(table.base)
     decimal = _NUMERIC.fullmatch(column.type)
     if decimal is None:
         # Of integers, each numeric keeps all digits before the point; of binary numbers, only one without bounds.

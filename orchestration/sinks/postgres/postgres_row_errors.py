@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestration.sinks.postgres.postgres_catalog import unique_indexes
 from orchestration.sinks.postgres.postgres_statements import quoted
-from orchestration.sinks.postgres.postgres_unique_indexes import unique_indexes
 from orchestration.sinks.refused_rows import MOST_REFUSED, RefusedRow, row_as_json, shown
 from tracker_store.long_texts import shortened
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestration.declarations.sink import OutputAttempt, SinkError
+from orchestration.declarations.sink import OutputAttempt, SinkError, TargetUnavailableError
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, columns_of
+from orchestration.sinks.postgres.postgres_catalog import MADE, MADE_BY_MERGE, columns_of_table, fit_of
+from orchestration.sinks.postgres.postgres_columns import Column, Fit, columns_of
 from orchestration.sinks.postgres.postgres_insertion import Insertion
 from orchestration.sinks.postgres.postgres_row_errors import RowErrors
-from orchestration.sinks.postgres.postgres_statements import Piece, Statements, names_of, quoted
-from orchestration.sinks.postgres.postgres_unique_indexes import MADE_BY_MERGE
+from orchestration.sinks.postgres.postgres_statements import LOCK_TIMEOUT, Piece, Statements, names_of, quoted
 from orchestration.sinks.refused_rows import MOST_REFUSED
 
 if TYPE_CHECKING:
@@ -22,37 +22,25 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from orchestration.sinks.column_changes import ColumnPolicy
     from orchestration.sinks.refused_rows import RefusedRows
 
 Mode = Literal["append", "overwrite", "merge"]
-
-
-def columns_of_table(cursor: Any, schema: str, table: str) -> list[TableColumn]:  # noqa: ANN401  psycopg2 has no types
-    """Return the table's columns; none if the table does not exist. Locks: none."""
-    cursor.execute(
-        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
-        "CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) "
-        "ELSE format_type(a.atttypid, a.atttypmod) END, t.typcategory::text, "
-        "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attidentity = 'a' OR a.attgenerated <> '' "
-        "FROM pg_attribute a "
-        "JOIN pg_type t ON t.oid = a.atttypid "
-        "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-        (quoted(schema, table),),
-    )
-    return [TableColumn(*row) for row in cursor.fetchall()]
+_ALTER_SECONDS = 5  # how long a batch waits for the table's lock, and new readers with it
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
     """Hold the rows of an attempt: their columns, the staging tables of its valid tasks with their numbers of rows.
 
-    `refused` takes those that the table refuses.
+    `refused` takes those that the table refuses. `cleared`: columns of the table that a merged row loses.
     """
 
     columns: list[Column]
     tables: dict[str, int]
     attempt: OutputAttempt
     refused: RefusedRows
+    cleared: tuple[str, ...] = ()
 
     def pieces(self) -> list[Piece]:
         """Return every staging table as a whole."""
@@ -67,7 +55,31 @@ class TargetTable:
         self._mode = mode
         self._key = key
 
-    def make(self, cursor: Any, columns: list[Column]) -> None:  # noqa: ANN401
+    def fit(self, cursor: Any, columns: Sequence[Column], policy: ColumnPolicy | None, where: str) -> Fit:  # noqa: ANN401
+        """Return how a result fits the table as it is now. Raises SinkError."""
+        return fit_of(cursor, self._statements.schema, self._statements.table, columns, policy, where)
+
+    def alter(self, cursor: Any, fit: Fit, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Add and widen columns, in this transaction, so that no reader sees them without their first rows.
+
+        Raises TargetUnavailableError if others hold the table. Locks: ACCESS EXCLUSIVE on the table; while it is waited
+        for, later readers wait too, so that the wait is short.
+        """
+        from psycopg2 import errors  # noqa: PLC0415
+
+        cursor.execute(f"SET LOCAL lock_timeout = '{_ALTER_SECONDS}s'")
+        try:
+            for statement in fit.statements:
+                cursor.execute(statement)
+        except errors.LockNotAvailable as error:
+            raise TargetUnavailableError(
+                f"{attempt.name} {fit.changes.shown()} in the table {self._statements.target}, which other sessions "
+                f"have held for more than {_ALTER_SECONDS} s: the batch is tried again; a long query or an open "
+                "transaction on the table must end first"
+            ) from error
+        cursor.execute(LOCK_TIMEOUT)
+
+    def make(self, cursor: Any, columns: Sequence[Column]) -> None:  # noqa: ANN401
         """Create the table if it is missing, in this transaction, so that no reader sees it empty.
 
         The caller holds the table's advisory lock.
@@ -83,6 +95,8 @@ class TargetTable:
         cursor.execute(
             self._statements.sql("CREATE TABLE {table} ({definitions})", definitions=sql.SQL(", ").join(definitions))
         )
+        comment = self._statements.sql("COMMENT ON COLUMN {table}.{batch_time} IS {made}", made=sql.Literal(MADE))
+        cursor.execute(comment)
         if self._key:
             cursor.execute(
                 "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'",
@@ -164,7 +178,10 @@ class TargetTable:
                 key=names_of(self._key),
                 # The key too: equal ones may differ, as 1.0 and 1.00, or in a collation that ignores case.
                 changed=sql.SQL(", ").join(
-                    sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in [*names, BATCH_TIME]
+                    [
+                        *(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in [*names, BATCH_TIME]),
+                        *(sql.SQL("{} = NULL").format(sql.Identifier(name)) for name in staged.cleared),
+                    ]
                 ),
             )
 

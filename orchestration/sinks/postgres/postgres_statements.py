@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from orchestration.declarations.sink import OutputAttempt
 
 COMMITS = "forebay_commits"
+#: How long a statement of a batch's transaction waits for another session's lock.
+LOCK_TIMEOUT = "SET LOCAL lock_timeout = '5min'"
 _VALUE = re.compile(r"%\((\w+)\)s")
 
 

@@ -249,7 +249,7 @@ def test_a_users_table_is_filled_as_it_is_declared(target: Target) -> None:
 
 
 def test_columns_that_do_not_fit_are_named(target: Target) -> None:
-    target.rows("CREATE TABLE counts (word boolean, other text, n date)")
+    target.rows("CREATE TABLE counts (word boolean NOT NULL, other text, n date)")
     schema = StructType([StructField("w", StringType()), StructField("n", LongType())])
     renamed = cast("DataFrame", FrameWithoutSpark([("a", 1)], schema=schema))
     with pytest.raises(SinkError) as raised:
@@ -257,7 +257,7 @@ def test_columns_that_do_not_fit_are_named(target: Target) -> None:
     for part in (
         "output 'counts' of pipeline 'words' does not fit the table public.counts",
         "the table has no column w (text)",
-        "the result has no column word (boolean), other (text)",
+        "the result has no column word (boolean), which must not be null",
         "column n is date in the table and bigint in the result",
         "the table has no column _batch_time",
     ):

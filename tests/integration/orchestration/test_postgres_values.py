@@ -17,8 +17,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from forebay import EnvVar, PostgresSink
 from orchestration.declarations.sink import SinkError
-from orchestration.sinks.postgres.postgres_columns import columns_of, fitted
-from orchestration.sinks.postgres.postgres_rows import columns_of_table
+from orchestration.sinks.postgres.postgres_catalog import columns_of_table
+from orchestration.sinks.postgres.postgres_columns import Table, columns_of, fitted
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark
 from tests.integration.orchestration.target_database import Target, attempt
 
@@ -118,14 +118,15 @@ def test_a_value_in_a_column_of_another_type_is_kept_or_its_row_refused(
     values: Sequence[Any],
     taken: str,
 ) -> None:
-    table = ", ".join(f"c{number} {name}" for number, name in enumerate(TABLE_TYPES))
-    cursor.execute(f"CREATE TABLE counts (id bigint, _batch_time timestamptz, {table})")
+    definitions = ", ".join(f"c{number} {name}" for number, name in enumerate(TABLE_TYPES))
+    cursor.execute(f"CREATE TABLE counts (id bigint, _batch_time timestamptz, {definitions})")
     there = {column.name: column for column in columns_of_table(cursor, "public", "counts")}
     fitting, said = {}, {}
     for number, name in enumerate(TABLE_TYPES):
         schema = StructType([StructField(f"c{number}", kind)])
         try:
-            fitted(columns_of(schema, "x"), [there[f"c{number}"], there["_batch_time"]], name="t", where="x")
+            table = Table("s", "t", [there[f"c{number}"], there["_batch_time"]])
+            fitted(columns_of(schema, "x"), table, None, "x")
             fitting[f"c{number}"] = name
         except SinkError as error:
             said[f"c{number}"] = str(error)

@@ -216,6 +216,18 @@ def test_spark_reads_folders_of_values_as_the_rows_were(session: SparkSession, t
     assert read.count() == 2 * len(good)
 
 
+def test_spark_reads_the_columns_of_all_batches(session: SparkSession, tmp_path: Path) -> None:
+    """Check a column that came later and a wider one: Spark takes them of `_common_metadata`."""
+    sink = ParquetSink(tmp_path, partition_by="word")
+    results = ["'a' AS word, 1 AS n", "'b' AS word, 3000000000 AS n, 'x' AS more"]
+    for at, columns in enumerate(results):
+        of_batch = attempt(time=attempt().batch_time + timedelta(hours=at))
+        written = sink.write(session.sql(f"SELECT {columns}"), of_batch)
+        sink.publish(written.location, batch_time=of_batch.batch_time)
+    read = session.read.parquet(str(tmp_path)).select("word", "n", "more")
+    assert sorted(tuple(row) for row in read.collect()) == [("a", 1, None), ("b", 3_000_000_000, "x")]
+
+
 def test_columns_are_kept_whose_names_spark_takes_for_expressions(
     session: SparkSession, target: Target, tmp_path: Path
 ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from orchestration.declarations.sink import SinkError
-from orchestration.sinks.postgres.postgres_columns import Column, TableColumn, fitted
+from orchestration.sinks.postgres.postgres_columns import Column, Fit, Table, TableColumn, fitted
 
 CATEGORIES = {"character varying(5)": "S", "character(5)": "S", "name": "S", "mood": "E", "inet": "I", "bit(3)": "V"}
 
@@ -19,7 +21,7 @@ def column(name: str, kind: str) -> TableColumn:
 def fits(result: str, table: str) -> bool:
     there = [column("a", table), column("_batch_time", "timestamp with time zone")]
     try:
-        [found] = fitted([Column("a", result)], there, name="t", where="output")
+        [found] = fitted([Column("a", result)], Table("s", "t", there), None, "output").columns
     except SinkError as error:
         assert f"column a is {table} in the table and {result} in the result" in str(error)  # noqa: PT017
         return False
@@ -89,4 +91,60 @@ def test_a_type_that_would_change_a_value_silently_is_refused(result: str, table
 )
 def test_a_misfit_says_what_to_write(table: str, said: str) -> None:
     with pytest.raises(SinkError, match=re.escape(said)):
-        fitted([Column("a", "text")], [column("a", table)], name="t", where="output")
+        fitted([Column("a", "text")], Table("s", "t", [column("a", table)]), None, "output")
+
+
+TIME = column("_batch_time", "timestamp with time zone")
+
+
+def made(*columns: TableColumn, **facts: Any) -> Table:  # noqa: ANN401
+    return Table("s", "t", [*columns, TIME], made_here=True, **facts)
+
+
+@pytest.mark.parametrize(
+    ("there", "result", "rewrites"),
+    [
+        *(("smallint", "integer", True), ("smallint", "bigint", True), ("integer", "bigint", True)),
+        *(("real", "double precision", True), ("numeric(9,2)", "numeric(12,2)", False)),
+    ],
+)
+def test_a_column_is_widened_in_a_table_that_may_be_changed(there: str, result: str, rewrites: bool) -> None:
+    wide, statement = [Column("a", result)], f'ALTER TABLE "s"."t" ALTER COLUMN "a" TYPE {result}'
+    fit = fitted(wide, made(column("a", there)), None, "output")
+    assert (fit.columns, fit.statements, fit.rewrites) == (wide, (statement,), rewrites)
+    # A column that can't be widened keeps what fits into it, or is refused by the statement.
+    kept = made(column("a", there), uses={"a": "view v"}), made(column("a", there), login="guest")
+    for table in (*kept, *([made(column("a", there), rewrites=False)] if rewrites else [])):
+        if there == "real":
+            with pytest.raises(SinkError, match=f"{re.escape(statement)}.*({'view v' if table.uses else 'Change'})"):
+                fitted(wide, table, None, "output")
+        else:
+            assert fitted(wide, table, None, "output") == Fit([Column("a", there)])
+
+
+def test_a_column_is_added_to_a_table_that_the_sink_made_or_if_it_is_said() -> None:
+    result = [Column("a", "text"), Column('b"', "jsonb")]
+    statement = 'ALTER TABLE "s"."t" ADD COLUMN "b""" jsonb'
+    others = Table("s", "t", [column("a", "text"), TIME])
+    for table, policy in ((made(column("a", "text")), None), (others, "add")):
+        assert fitted(result, table, policy, "output").statements == (statement,)
+    for table, policy in ((made(column("a", "text")), "refuse"), (others, None)):
+        with pytest.raises(SinkError, match=f"no column b\" .jsonb.: {re.escape(statement)}.*or say columns='add'"):
+            fitted(result, table, policy, "output")
+    with pytest.raises(SinkError, match=f"{re.escape(statement)}.*; the login guest does not own the table"):
+        fitted(result, made(column("a", "text"), login="guest"), "add", "output")
+
+
+def test_a_merged_row_loses_what_the_result_lacks_only_if_the_columns_are_the_sinks() -> None:
+    more = [column("a", "text"), column("b", "text"), replace(column("c", "text"), filled=True)]
+    assert fitted([Column("a", "text")], made(*more), None, "output").cleared == ("b",)
+    assert fitted([Column("a", "text")], made(*more), "refuse", "output").cleared == ()
+
+
+def test_a_column_that_takes_no_value_or_needs_one_is_named() -> None:
+    taken = replace(column("a", "text"), generated=True, filled=True), replace(column("b", "text"), required=True)
+    with pytest.raises(SinkError) as refused:
+        fitted([Column("a", "text")], made(*taken), None, "output")
+    assert "the table generates its column a, so that it takes no value" in str(refused.value)
+    statement = 'ALTER TABLE "s"."t" ALTER COLUMN "b" DROP NOT NULL'
+    assert f"the result has no column b (text), which must not be null: add it, or {statement}" in str(refused.value)
