@@ -119,11 +119,7 @@ def with_columns(found: ds.Dataset, known: pa.Schema | None, base: str) -> ds.Da
     if columns is None:
         return found
     folders = [column for column in found.schema if column.name not in columns.names]
-    return ds.dataset(
-        found.files,
-        schema=pa.schema([*columns, *folders]),
-        filesystem=found.filesystem,
-        format="parquet",
-        partitioning="hive",
-        partition_base_dir=base,
-    )
+    options = ds.FileSystemFactoryOptions(base, ds.HivePartitioning.discover())
+    # Not by ds.dataset, which asks for each file again.
+    factory = ds.FileSystemDatasetFactory(found.filesystem, found.files, ds.ParquetFileFormat(), options)
+    return factory.finish(pa.schema([*columns, *folders]))

@@ -21,10 +21,11 @@ from pyspark.sql.types import (
 )
 
 from forebay import EnvVar, PostgresSink, Totals
-from orchestration.declarations.sink import SinkError, TargetUnavailableError
+from orchestration.declarations.sink import SinkError, Step, TargetUnavailableError
 from orchestration.sinks.postgres import postgres_catalog, postgres_rows
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, Target, attempt
+from tests.integration.orchestration.test_postgres_sink import Died, Dying
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -177,6 +178,19 @@ def test_a_batch_waits_while_others_hold_the_table_and_stages_nothing(
     assert (target.counts(), target.staging(), len(target.commits())) == ([("a", 1)], [], 1)
     sink().write(with_more(("b", 2, "x")), attempt(2, time=LATER))
     assert target.counts() == [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_a_death_leaves_the_column_with_its_rows_or_neither(target: Target, step: Step) -> None:
+    sink().write(words(("a", 1)), attempt())
+    dying = Dying(EnvVar("TARGET_URL"), "counts")
+    dying.dies_at = step
+    with pytest.raises(Died):
+        dying.write(with_more(("b", 2, "x")), attempt(time=LATER))
+    committed = step in (Step.COMMITTED, Step.SWEPT)
+    assert (("more" in types(target)), len(target.counts())) == (committed, 1 + committed)
+    dying.write(with_more(("b", 3, "y")), attempt(2, time=LATER))
+    assert target.rows("SELECT word, n, more FROM counts ORDER BY 1") == [("a", 1, None), ("b", 3, "y")]
 
 
 def test_two_batches_that_add_one_column_both_commit(target: Target) -> None:

@@ -180,7 +180,7 @@ def test_results_are_where_only_their_owner_can_enter(session: SparkSession, tmp
     finally:
         os.umask(before)
     results = tmp_path / "results"
-    assert {path.stat().st_mode & 0o777 for path in (results, *results.iterdir())} == {0o700}
+    assert {path.stat().st_mode & 0o77 for path in (results, *results.iterdir())} == {0}
 
 
 def test_rows_that_sparks_tasks_refuse_are_put_aside(session: SparkSession, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.postgres.postgres_columns import Column, Fit, Table, TableColumn, fitted
+
+if TYPE_CHECKING:
+    from orchestration.sinks.column_changes import ColumnPolicy
 
 CATEGORIES = {"character varying(5)": "S", "character(5)": "S", "name": "S", "mood": "E", "inet": "I", "bit(3)": "V"}
 
@@ -126,9 +129,11 @@ def test_a_column_is_added_to_a_table_that_the_sink_made_or_if_it_is_said() -> N
     result = [Column("a", "text"), Column('b"', "jsonb")]
     statement = 'ALTER TABLE "s"."t" ADD COLUMN "b""" jsonb'
     others = Table("s", "t", [column("a", "text"), TIME])
-    for table, policy in ((made(column("a", "text")), None), (others, "add")):
+    allowed: list[tuple[Table, ColumnPolicy | None]] = [(made(column("a", "text")), None), (others, "add")]
+    for table, policy in allowed:
         assert fitted(result, table, policy, "output").statements == (statement,)
-    for table, policy in ((made(column("a", "text")), "refuse"), (others, None)):
+    refused: list[tuple[Table, ColumnPolicy | None]] = [(made(column("a", "text")), "refuse"), (others, None)]
+    for table, policy in refused:
         with pytest.raises(SinkError, match=f"no column b\" .jsonb.: {re.escape(statement)}.*or say columns='add'"):
             fitted(result, table, policy, "output")
     with pytest.raises(SinkError, match=f"{re.escape(statement)}.*; the login guest does not own the table"):
