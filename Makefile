@@ -114,8 +114,8 @@ docs: $(STAMP) ## the documentation as a site, in build/site; a warning, such as
 	  uv sync --quiet --locked --only-group docs --python $(BIN)/python
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build $(ARGS)
 
-s3: $(STAMP) ## the block store on a real S3 server, built once by Go into ~/.cache/forebay-tests
-	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)
+s3: $(STAMP) ## the block store and sinks on a real S3 server, built once by Go into ~/.cache/forebay-tests
+	$(BIN)/python -m pytest -m s3 tests/integration/s3 forebay_contrib $(ARGS)
 
 kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
 	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)

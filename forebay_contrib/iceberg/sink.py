@@ -20,6 +20,7 @@ from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import Committed, Place, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.column_changes import ArrowDialect, arrow_changes
+from orchestration.sinks.file_stores import LocalFiles
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import OutputAttempt
+    from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import StagedFile
 
 _APPLICATION = "forebay.application"
@@ -130,7 +132,7 @@ class IcebergSink(FileTableSink):
         # A catalog in a database holds connections until it is closed.
         return closing(self._load_catalog(where))
 
-    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
 
         table, whole = self._table(connection, attempt.name), with_batch_time(schema)
@@ -141,7 +143,11 @@ class IcebergSink(FileTableSink):
                 table = connection.create_table(self.table, schema=whole)
             except TableAlreadyExistsError:
                 table = connection.load_table(self.table)
-        return self._checked(table, schema, attempt.name) / "data"
+        return LocalFiles(str(self._checked(table, schema, attempt.name) / "data"))
+
+    def _store(self, connection: Any, place: str, where: str) -> FileStore:  # noqa: ANN401
+        del connection, where
+        return LocalFiles(place)
 
     def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
         """Return the table's columns with their ids: by its name, a column that is renamed later would be lost."""
@@ -209,6 +215,7 @@ class IcebergSink(FileTableSink):
     def _try_commit(
         self,
         connection: Any,  # noqa: ANN401
+        store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
@@ -222,7 +229,10 @@ class IcebergSink(FileTableSink):
             raise self.outdated(attempt, int(found[_ATTEMPT]))
         try:
             # Snapshots expire, so a later attempt deletes the batch's rows even if it finds no earlier commit.
-            self._commit_to(table, files, schema, attempt, written, replaces=found is not None or attempt.attempt > 1)
+            replaces = found is not None or attempt.attempt > 1
+            self._commit_to(
+                table, [f"{store.place}/{file.path}" for file in files], schema, attempt, written, replaces=replaces
+            )
         except (CommitFailedException, ValidationException):
             return False
         return True
@@ -230,7 +240,7 @@ class IcebergSink(FileTableSink):
     def _commit_to(
         self,
         table: Any,  # noqa: ANN401  a pyiceberg Table
-        files: Sequence[StagedFile],
+        files: Sequence[str],
         schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
@@ -260,9 +270,7 @@ class IcebergSink(FileTableSink):
                     transaction.delete(EqualTo(term=BATCH_TIME, value=attempt.batch_time.isoformat()))
             if files:
                 # The files have new random names, so a search for duplicates in the whole table is useless.
-                transaction.add_files(
-                    [file.path for file in files], snapshot_properties=properties, check_duplicate_files=False
-                )
+                transaction.add_files(list(files), snapshot_properties=properties, check_duplicate_files=False)
             else:
                 transaction.append(with_batch_time(schema).empty_table(), snapshot_properties=properties)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 from abc import abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestration.declarations.sink import (
@@ -23,7 +22,7 @@ from orchestration.declarations.sink import (
     unchecked,
 )
 from orchestration.sinks.parquet_names import batch_stamp
-from orchestration.sinks.parquet_staging import staged_files
+from orchestration.sinks.parquet_staging import ParquetStaging, staged_files
 from orchestration.sinks.refused_files import show
 from orchestration.sinks.table_columns import arrow_schema, inner_names, refuse_table
 
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import Check, OutputAttempt
-    from orchestration.sinks.parquet_staging import StagedFile
+    from orchestration.sinks.file_stores import FileStore
+    from orchestration.sinks.parquet_staging import Staged, StagedFile
     from orchestration.sinks.refused_rows import OnBadRows
 
 #: How many times a commit is tried, because other writers' commits may come first.
 _TRIES = 20
-_OF_AN_ATTEMPT = re.compile(r"attempt\d+-[0-9a-f]{8}")
-# Folders of an attempt's files below the directory of the table's files, but its own.
-_FOLDERS_OF_AN_ATTEMPT = 2
+# What a commit says of the files of an attempt: their store's place, and their folder there.
+_LOCATION = re.compile(r"(.*)/([^/]+/[^/]+/attempt\d+-[0-9a-f]{8})", re.DOTALL)
 
 
 class FileTableSink(Sink):
@@ -78,26 +77,43 @@ class FileTableSink(Sink):
         """Return whether there is a table. Raises SinkError if the sink does not write it, or the columns don't fit."""
 
     @abstractmethod
-    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
-        """Return the directory of the table's files. Raises SinkError if the columns don't fit the table's."""
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
+        """Return the store of the table's files. Raises SinkError if the columns don't fit the table's."""
+
+    @abstractmethod
+    def _store(self, connection: Any, place: str, where: str) -> FileStore:  # noqa: ANN401
+        """Return the store of the table's files at `place`, where an earlier commit says that they are."""
 
     def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
         """Return the result's columns as the table's files have them: a column of the table may be wider."""
         del connection
         return schema
 
+    def _stage(
+        self,
+        connection: Any,  # noqa: ANN401
+        staging: ParquetStaging,
+        result: DataFrame,
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> Staged:
+        """Let the tasks write files, and return what the commit is to add."""
+        del connection, schema, attempt
+        return staged_files(result, staging)
+
     @abstractmethod
     def _try_commit(
         self,
         connection: Any,  # noqa: ANN401
+        store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
     ) -> bool:
-        """Commit to the current table, with what `written` says; return False if another commit came first.
+        """Commit files of `store` to the current table, with what `written` says.
 
-        `schema`: the columns of the files. Raises AttemptOutdatedError.
+        Return False if another commit came first. `schema`: the columns of the files. Raises AttemptOutdatedError.
         """
 
     @property
@@ -109,28 +125,31 @@ class FileTableSink(Sink):
         """Let the tasks write files, and commit them to the table."""
         with self._connect(attempt.name) as connection:
             schema = self._columns(result.schema, attempt.name)
-            directory = self._prepare(connection, schema, attempt)
+            store = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
-            own = directory / batch_folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
+            own = f"{batch_folder(attempt)}/attempt{attempt.attempt}-{secrets.token_hex(4)}"
             of_files = self._schema_of_files(connection, schema)
-            staged = staged_files(result, own, of_files, attempt.batch_time, self.on_bad_rows)
+            keeps = self.on_bad_rows == "dead_letter"
+            staging = ParquetStaging(store, own, of_files.serialize().to_pybytes(), attempt.batch_time, keeps)
+            staged = self._stage(connection, staging, result, schema, attempt)
             # Publishing finds the refused rows where the commit says.
-            location = str(own) if self.publishes else self.target
+            location = f"{store.place}/{own}" if self.publishes else self.target
             result_of = Written(location, staged.rows, staged.refused)
             self.reached(Step.STAGED)
-            self._commit(connection, staged.files, of_files, attempt, result_of)
+            self._commit(connection, store, staged.files, of_files, attempt, result_of)
         self.reached(Step.COMMITTED)
         if not self.publishes:
             # What an earlier attempt refused under another declaration.
-            show(own, directory, attempt.batch_time, unchecked)
+            show(store, own, attempt.batch_time, unchecked)
         return result_of
 
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         """Show the rows that the committed attempt refused."""
-        own = Path(location)
         # The commit may be from before the declaration changed: it says whether rows were put aside.
-        if _OF_AN_ATTEMPT.fullmatch(own.name):
-            show(own, own.parents[_FOLDERS_OF_AN_ATTEMPT], batch_time, check)
+        if found := _LOCATION.fullmatch(location):
+            where = f"publishing {location}"
+            with self._connect(where) as connection:
+                show(self._store(connection, found[1], where), found[2], batch_time, check)
 
     def check_columns(self, schema: StructType, where: str) -> None:
         """Check the names and types of columns that the format does not keep."""
@@ -168,13 +187,14 @@ class FileTableSink(Sink):
     def _commit(
         self,
         connection: Any,  # noqa: ANN401
+        store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
     ) -> None:
         for _ in range(_TRIES):
-            if self._try_commit(connection, files, schema, attempt, written):
+            if self._try_commit(connection, store, files, schema, attempt, written):
                 return
         raise SinkError(
             f"{attempt.name}: {_TRIES} commits to the {self.format} table {self.target} conflicted with other commits: "

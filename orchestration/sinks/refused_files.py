@@ -7,51 +7,32 @@ never decides which attempt counts.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from orchestration.sinks.directories import hidden_beside, sync
 from orchestration.sinks.parquet_names import batch_stamp
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from pathlib import Path
 
     from orchestration.declarations.sink import Check
+    from orchestration.sinks.file_stores import FileStore
 
-#: The file's name in an attempt's directory.
-STAGED = "_refused_rows.jsonl"
+# The file's name in an attempt's folder.
+_STAGED = "_refused_rows.jsonl"
 _FOLDER = "_refused_rows"
 
 
-def shown_name(batch_time: datetime) -> str:
-    """Return the name of a batch's file below the sink's path."""
-    return f"{_FOLDER}/{batch_stamp(batch_time)}.jsonl"
+def stage(store: FileStore, folder: str, lines: bytes) -> None:
+    """Write an attempt's refused rows to its folder, durably; nothing if there are none."""
+    if lines:
+        store.put(f"{folder}/{_STAGED}", lines)
 
 
-def stage(directory: Path, lines: bytes) -> None:
-    """Write an attempt's refused rows to its directory, durably; nothing if there are none."""
-    if not lines:
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / STAGED
-    file.write_bytes(lines)
-    sync(file)
-    sync(directory)
-
-
-def show(directory: Path, path: Path, batch_time: datetime, check: Check) -> None:
-    """Show the rows that the committed attempt in `directory` refused, or that it refused none. Idempotent."""
-    staged, shown = directory / STAGED, path / shown_name(batch_time)
-    if staged.exists():
-        shown.parent.mkdir(parents=True, exist_ok=True)
-        linked = hidden_beside(shown)
-        os.link(staged, linked)
+def show(store: FileStore, folder: str, batch_time: datetime, check: Check) -> None:
+    """Show the rows that the committed attempt in `folder` refused, or that it refused none. Idempotent."""
+    staged, shown = f"{folder}/{_STAGED}", f"{_FOLDER}/{batch_stamp(batch_time)}.jsonl"
+    if store.exists(staged):
+        store.show(staged, shown, check)
+    elif store.exists(shown):
         check()
-        linked.replace(shown)
-    elif shown.exists():
-        check()
-        shown.unlink(missing_ok=True)
-    else:
-        return
-    sync(shown.parent)
+        store.remove(shown)

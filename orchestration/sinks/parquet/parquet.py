@@ -25,6 +25,7 @@ from orchestration.declarations.sink import DeliveryGuarantee, Sink, SinkError, 
 from orchestration.sinks.column_changes import checked_policy, declared_policy
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
+from orchestration.sinks.file_stores import LocalFiles
 from orchestration.sinks.parquet.parquet_columns import (
     COLUMNS,
     as_bytes,
@@ -45,8 +46,13 @@ from orchestration.sinks.parquet_names import (
     batch_directory,
     batch_stamp,
 )
-from orchestration.sinks.parquet_partitions import check_partitions, checked_partitions, partitions_of
-from orchestration.sinks.parquet_staging import Staged, empty_file, staged_files
+from orchestration.sinks.parquet_partitions import (
+    FoldersOfValues,
+    check_partitions,
+    checked_partitions,
+    partitions_of,
+)
+from orchestration.sinks.parquet_staging import ParquetStaging, Staged, empty_file, staged_files
 from orchestration.sinks.refused_files import show
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
 from orchestration.sinks.table_columns import arrow_schema, check_names
@@ -196,28 +202,30 @@ class ParquetSink(Sink):
         if self._objects is not None:
             return self._objects.write(result, attempt, self.on_bad_rows, self.partition_by, self.columns)
         self._check_folders(attempt.name, attempt.batch_time)
-        directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
-        staged = self._stage(result, directory, attempt)
-        for made in (directory, *directory.parents):
-            sync(made)
-            if made == self.path:
-                break
-        return Written(str(directory), staged.rows, staged.refused)
+        folder = attempt_directory(attempt.batch_time, attempt.attempt)
+        staged = self._stage(result, folder, attempt)
+        return Written(str(self.path / folder), staged.rows, staged.refused)
 
-    def _stage(self, result: DataFrame, directory: Path, attempt: OutputAttempt) -> Staged:
+    def _stage(self, result: DataFrame, folder: str, attempt: OutputAttempt) -> Staged:
         """Let the tasks write, and list the files of the valid task attempts in the file FILES."""
-        schema, _ = self._fitted(result.schema, attempt.name)
-        directory.mkdir(parents=True)
-        time = attempt.batch_time if self.compact else None
-        staged = staged_files(result, directory, schema, time, self.on_bad_rows, self.partition_by)
+        (schema, _), store = self._fitted(result.schema, attempt.name), LocalFiles(str(self.path))
+        # With this process's umask: Spark's workers may have another one.
+        (self.path / folder).mkdir(parents=True)
+        staging = ParquetStaging(
+            store,
+            folder,
+            schema.serialize().to_pybytes(),
+            attempt.batch_time if self.compact else None,
+            keeps_refused=self.on_bad_rows == "dead_letter",
+            parting=FoldersOfValues(self.partition_by),
+        )
+        staged = staged_files(result, staging)
         files = staged.files
         if not files and not self.compact and not self.partition_by:
             # Readers of a directory without rows get its columns from there.
-            files = [empty_file(directory, schema)]
-        named = directory / FILES
-        names = sorted(str(Path(file.path).relative_to(directory)) for file in files)
-        named.write_text(json.dumps(names), encoding="utf-8")
-        sync(named)
+            files = [empty_file(store, folder, schema)]
+        names = sorted(file.path.removeprefix(f"{folder}/") for file in files)
+        store.put(f"{folder}/{FILES}", json.dumps(names).encode())
         return staged
 
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
@@ -251,7 +259,7 @@ class ParquetSink(Sink):
             self.reached(Step.STAGED)
             replace(staged, target, check)
             self.reached(Step.COMMITTED)
-        show(source, self.path, batch_time, check)
+        show(LocalFiles(str(self.path)), os.path.relpath(source, self.path), batch_time, check)
         # Other processes' results of this attempt, and those of older attempts, can no longer be committed.
         _forget(source.parent, attempt_number(source.name) or 0, but=source)
 

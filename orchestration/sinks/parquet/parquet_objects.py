@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError, Step, TargetUnavailableError, Written
+from orchestration.sinks.file_stores import ObjectFiles
 from orchestration.sinks.parquet.parquet_columns import (
     COLUMNS,
     as_bytes,
@@ -34,8 +35,9 @@ from orchestration.sinks.parquet_names import (
     batch_directory,
     batch_stamp,
 )
-from orchestration.sinks.parquet_staging import ParquetStaging, staged_by
-from orchestration.sinks.refused_files import STAGED, shown_name
+from orchestration.sinks.parquet_partitions import FoldersOfValues
+from orchestration.sinks.parquet_staging import ParquetStaging, staged_files
+from orchestration.sinks.refused_files import show
 from orchestration.sinks.table_columns import arrow_schema
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import without_secrets
@@ -59,21 +61,6 @@ __all__ = ["SUCCESS", "ParquetObjects"]
 
 # Bytes to read from a list of names: larger than any such list, so that it is read whole.
 _WHOLE = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class _ObjectStaging(ParquetStaging):
-    """Staging on the object store at `url`; `directory` is a key's prefix."""
-
-    url: str = field(default="", repr=False)
-
-    def create(self, file: str) -> Any:  # noqa: ANN401
-        return open_objects(self.url).create(file)
-
-    def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401, ARG002
-        size: int = stream.tell()
-        stream.close()
-        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +88,19 @@ class ParquetObjects:
         with self._failures(attempt.name):
             known = _known(self._open())
             schema, _ = fitted(schema, known, policy, name=self.shown, where=attempt.name, partition_by=partition_by)
-            staging = _ObjectStaging(
+            store = ObjectFiles(self._resolved())
+            staging = ParquetStaging(
+                store,
                 key,
                 schema.serialize().to_pybytes(),
                 attempt.batch_time,
                 keeps_refused=on_bad_rows == "dead_letter",
-                partition_by=partition_by,
-                url=self._resolved(),
+                parting=FoldersOfValues(partition_by),
             )
-            staged = staged_by(result, staging)
+            staged = staged_files(result, staging)
             names = sorted(file.path.removeprefix(f"{key}/") for file in staged.files)
-            if staged.refused_rows:
-                self._open().put(f"{key}/{STAGED}", [staged.refused_rows])
-            self._open().put(f"{key}/{FILES}", [json.dumps(names).encode()])
-        location = f"{without_secrets(self._resolved()).rstrip('/')}/{key}"
-        return Written(location, staged.rows, staged.refused)
+            store.put(f"{key}/{FILES}", json.dumps(names).encode())
+        return Written(f"{store.place}/{key}", staged.rows, staged.refused)
 
     def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
         """Copy the files, name them in `_SUCCESS`, and delete the earlier ones; repeated, do only the missing steps."""
@@ -137,7 +122,7 @@ class ParquetObjects:
                 check()
                 raise
             sizes = dict(objects.sizes(attempts))
-            _show_refused(objects, f"{source}/{STAGED}", sizes, batch_time, check)
+            show(ObjectFiles(self._resolved()), source, batch_time, check)
             if names:
                 check()
                 _note_columns(objects, f"{source}/{names[0]}")
@@ -259,16 +244,6 @@ def _of_attempt(number: int, name: str) -> str:
     """Return the published name of an attempt's file, in the folder of its values if it has one."""
     folder, slash, file = name.rpartition("/")
     return f"{folder}{slash}attempt{number}-{file}"
-
-
-def _show_refused(objects: Objects, staged: str, there: Mapping[str, int], batch_time: datetime, check: Check) -> None:
-    """Show the rows that the committed attempt refused, in place of an earlier attempt's."""
-    shown = shown_name(batch_time)
-    check()
-    if staged in there:
-        objects.copy(staged, shown)
-    else:
-        objects.remove(shown)
 
 
 def _files_of(objects: Objects, keys: Iterable[str], attempts: str, attempt: int) -> list[str]:
