@@ -21,14 +21,17 @@ from orchestration.declarations.sink import (
     Written,
 )
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.column_changes import ArrowDialect, ColumnChanges, arrow_changes
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.refused_rows import check_text
-from orchestration.sinks.table_columns import arrow_schema, check_fit, check_names, check_types
+from orchestration.sinks.table_columns import arrow_schema, check_names, check_types
 
 __all__ = [
     "BATCH_TIME",
+    "ArrowDialect",
     "AttemptOutdatedError",
+    "ColumnChanges",
     "Committed",
     "DeclarationError",
     "DeliveryGuarantee",
@@ -42,9 +45,9 @@ __all__ = [
     "TargetMissingError",
     "TargetUnavailableError",
     "Written",
+    "arrow_changes",
     "arrow_schema",
     "check_directory",
-    "check_fit",
     "check_names",
     "check_text",
     "check_types",

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from forebay.sink import (
     BATCH_TIME,
+    ArrowDialect,
     AttemptOutdatedError,
     Committed,
     DeliveryGuarantee,
@@ -24,9 +25,9 @@ from forebay.sink import (
     Step,
     TargetCheck,
     Written,
+    arrow_changes,
     arrow_schema,
     check_directory,
-    check_fit,
     check_text,
     declared_directory,
 )
@@ -107,7 +108,8 @@ class DuckDBSink(Sink):
                 raise AttemptOutdatedError(f"{attempt.name}: {self.path} has attempt {found[0]}: this changed nothing")
             connection.execute(f"CREATE TABLE IF NOT EXISTS {self._quoted} AS FROM result LIMIT 0")
             there = connection.sql(f"FROM {self._quoted} LIMIT 0").to_arrow_table().schema
-            check_fit(rows.schema, there, name=self.table, where=attempt.name)
+            dialect = ArrowDialect(self.table, self._quoted, add_as="ALTER TABLE {table} ADD {column} {type}")
+            arrow_changes(rows.schema, there, dialect, policy="refuse", where=attempt.name)
             earlier = f"DELETE FROM {self._quoted} WHERE {BATCH_TIME} = ?"  # noqa: S608  quoted
             connection.execute(earlier, [attempt.batch_time])
             connection.execute(f"INSERT INTO {self._quoted} BY NAME FROM result")

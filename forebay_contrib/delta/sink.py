@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import Committed, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.column_changes import ArrowDialect, arrow_changes, written_schema
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.file_stores import LocalFiles
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
-from orchestration.sinks.table_columns import check_fit, fields_in
+from orchestration.sinks.table_columns import fields_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -145,8 +146,18 @@ class DeltaSink(FileTableSink):
         self._check_kind(table, where)
         if schema is not None:
             there = pa.schema(table.schema().to_arrow())
-            check_fit(with_batch_time(schema), there, name=str(self.path), where=where)
+            arrow_changes(with_batch_time(schema), there, self._dialect(), policy="refuse", where=where)
         return True
+
+    def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
+        import pyarrow as pa  # noqa: PLC0415
+
+        del connection
+        table = self._table(self.target)
+        return schema if table is None else written_schema(schema, pa.schema(table.schema().to_arrow()))
+
+    def _dialect(self) -> ArrowDialect:
+        return ArrowDialect(str(self.path), f"delta.`{self.path}`")
 
     def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
         """Raise SinkError if the table has what this sink does not write rightly, by its name."""
@@ -191,7 +202,7 @@ class DeltaSink(FileTableSink):
             if table is None:
                 self._create(files, schema, attempt, written)
             else:
-                self._commit_to(table, store, files, schema, attempt, written)
+                self._commit_to(table, store, files, attempt, written)
         except DeltaError as error:
             now = self._table(attempt.name)
             if version != (None if now is None else now.version()):
@@ -219,7 +230,6 @@ class DeltaSink(FileTableSink):
         table: Any,  # noqa: ANN401  a DeltaTable
         store: FileStore,
         files: Sequence[StagedFile],
-        schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
     ) -> None:
@@ -243,7 +253,7 @@ class DeltaSink(FileTableSink):
             import pyarrow as pa  # noqa: PLC0415
             import pyarrow.parquet as pq  # noqa: PLC0415
 
-            whole = with_batch_time(schema)
+            whole = pa.schema(table.schema().to_arrow())
             rows = [pq.read_table(store.open(file.path), schema=whole) for file in files]
             write_deltalake(
                 table,

@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import Committed, Place, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.column_changes import ArrowDialect, arrow_changes
 from orchestration.sinks.file_stores import LocalFiles
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
-from orchestration.sinks.table_columns import check_fit, fields_in
+from orchestration.sinks.table_columns import fields_in
 from receiver_runtime.block_store.roots import too_long
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -194,7 +195,8 @@ class IcebergSink(FileTableSink):
 
         self._check_kind(table, where)
         if schema is not None:
-            check_fit(with_batch_time(schema), schema_to_pyarrow(table.schema()), name=self.table, where=where)
+            there, dialect = schema_to_pyarrow(table.schema()), ArrowDialect(self.table, self.table)
+            arrow_changes(with_batch_time(schema), there, dialect, policy="refuse", where=where)
         return _directory(table.location(), where)
 
     def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401

@@ -85,7 +85,7 @@ class FileTableSink(Sink):
         """Return the store of the table's files at `place`, where an earlier commit says that they are."""
 
     def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
-        """Return the columns as the table's files have them."""
+        """Return the result's columns as the table's files have them: a column of the table may be wider."""
         del connection
         return schema
 
@@ -101,7 +101,7 @@ class FileTableSink(Sink):
     ) -> bool:
         """Commit files of `store` to the current table, with what `written` says.
 
-        Return False if another commit came first. Raises AttemptOutdatedError.
+        Return False if another commit came first. `schema`: the columns of the files. Raises AttemptOutdatedError.
         """
 
     @property
@@ -116,14 +116,15 @@ class FileTableSink(Sink):
             store = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
             own = f"{batch_folder(attempt)}/attempt{attempt.attempt}-{secrets.token_hex(4)}"
-            of_files = self._schema_of_files(connection, schema).serialize().to_pybytes()
+            of_files = self._schema_of_files(connection, schema)
             keeps = self.on_bad_rows == "dead_letter"
-            staged = staged_files(result, ParquetStaging(store, own, of_files, attempt.batch_time, keeps))
+            serialized = of_files.serialize().to_pybytes()
+            staged = staged_files(result, ParquetStaging(store, own, serialized, attempt.batch_time, keeps))
             # Publishing finds the refused rows where the commit says.
             location = f"{store.place}/{own}" if self.publishes else self.target
             result_of = Written(location, staged.rows, staged.refused)
             self.reached(Step.STAGED)
-            self._commit(connection, store, staged.files, schema, attempt, result_of)
+            self._commit(connection, store, staged.files, of_files, attempt, result_of)
         self.reached(Step.COMMITTED)
         if not self.publishes:
             # What an earlier attempt refused under another declaration.

@@ -1,8 +1,7 @@
-"""Derive a table's columns from a DataFrame, and check that an existing file-based table fits. Accesses no table."""
+"""Derive a table's columns from a DataFrame. Accesses no table."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-# Arrow calls what is in a list item, Parquet element, and DuckDB l.
-_IN_A_LIST = re.compile(r"\blist<\w+: ")
 #: Types of Spark that each target has; any other is refused, also one that a later Spark brings.
 _KNOWN = frozenset(
     f"{name}Type"
@@ -196,26 +193,3 @@ def fields_in(schema: pa.Schema) -> Iterator[tuple[str, pa.Field]]:
     for column in schema:
         yield column.name, column
         yield from within(column.name, column.type)
-
-
-def check_fit(result: pa.Schema, table: pa.Schema, *, name: str, where: str) -> None:
-    """Raise SinkError that names each column of `result` (with the batch time) that differs from the table's."""
-    given, there = set(result.names), set(table.names)
-    wrong = []
-    if unknown := [column for column in result.names if column not in there]:
-        wrong.append(f"the table has no column {', '.join(f'{c} ({result.field(c).type})' for c in unknown)}")
-    if left_out := [column for column in table.names if column not in given]:
-        wrong.append(f"the result has no column {', '.join(f'{c} ({table.field(c).type})' for c in left_out)}")
-    wrong += [
-        f"column {column} is {table.field(column).type} in the table and {result.field(column).type} in the result"
-        for column in result.names
-        if column in there and _plain(table.field(column).type) != _plain(result.field(column).type)
-    ]
-    if wrong:
-        raise SinkError(f"{where} does not fit the table {name}: {'; '.join(wrong)}. Change the result, or the table")
-
-
-def _plain(type_: pa.DataType) -> str:
-    """Return the type's name without differences of layout (large_string, string_view) and of names inside a list."""
-    spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
-    return _IN_A_LIST.sub("list<", spelled).replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
