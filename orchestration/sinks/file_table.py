@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from orchestration.declarations.sink import Check, OutputAttempt
     from orchestration.sinks.file_stores import FileStore
-    from orchestration.sinks.parquet_staging import StagedFile
+    from orchestration.sinks.parquet_staging import Staged, StagedFile
     from orchestration.sinks.refused_rows import OnBadRows
 
 #: How many times a commit is tried, because other writers' commits may come first.
@@ -89,6 +89,18 @@ class FileTableSink(Sink):
         del connection
         return schema
 
+    def _stage(
+        self,
+        connection: Any,  # noqa: ANN401
+        staging: ParquetStaging,
+        result: DataFrame,
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> Staged:
+        """Let the tasks write files, and return what the commit is to add."""
+        del connection, schema, attempt
+        return staged_files(result, staging)
+
     @abstractmethod
     def _try_commit(
         self,
@@ -118,8 +130,8 @@ class FileTableSink(Sink):
             own = f"{batch_folder(attempt)}/attempt{attempt.attempt}-{secrets.token_hex(4)}"
             of_files = self._schema_of_files(connection, schema)
             keeps = self.on_bad_rows == "dead_letter"
-            serialized = of_files.serialize().to_pybytes()
-            staged = staged_files(result, ParquetStaging(store, own, serialized, attempt.batch_time, keeps))
+            staging = ParquetStaging(store, own, of_files.serialize().to_pybytes(), attempt.batch_time, keeps)
+            staged = self._stage(connection, staging, result, schema, attempt)
             # Publishing finds the refused rows where the commit says.
             location = f"{store.place}/{own}" if self.publishes else self.target
             result_of = Written(location, staged.rows, staged.refused)
