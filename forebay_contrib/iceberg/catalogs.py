@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
@@ -15,8 +16,7 @@ from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
@@ -50,18 +50,31 @@ class DeclaredCatalog:
         """Return the properties, with secrets as references."""
         return _each(self.properties, str)
 
-    def opened(self, where: str) -> AbstractContextManager[Any]:
-        """Open the catalog, which may hold connections until it is closed. Raises SinkError."""
+    @contextmanager
+    def opened(self, where: str) -> Iterator[Catalog]:
+        """Open the catalog, which may hold connections until it is closed. Raises SinkError.
+
+        TargetUnavailableError also if it can't be reached any more while it is open.
+        """
         loaded = load_pyiceberg()
         try:
             properties = _each(self.properties, lambda value: value.resolve() if isinstance(value, Secret) else value)
         except SecretError as error:
             raise TargetUnavailableError(f"{where}: {error}") from None
         try:
-            return closing(loaded.load_catalog(self.name, **properties))
+            catalog = loaded.load_catalog(self.name, **properties)
         except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
-            kind = TargetUnavailableError if is_away(error) else SinkError
+            kind = TargetUnavailableError if is_away(error) or isinstance(error, OSError) else SinkError
             raise kind(f"{where}: the catalog {self.name!r} can't be opened: {self.said(error)}") from None
+        with closing(catalog):
+            try:
+                yield catalog
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                raise TargetUnavailableError(
+                    f"{where}: the catalog {self.name!r} can't be reached: {self.said(error)}"
+                ) from None
 
     def table(self, catalog: Catalog, table: str, where: str) -> Table | None:
         """Return the table as it is now, or None. Raises SinkError if the catalog or its metadata can't be read."""
@@ -72,23 +85,24 @@ class DeclaredCatalog:
         except NoSuchTableError:
             return None
         except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
-            kind = TargetUnavailableError if is_away(error) else SinkError
+            kind = TargetUnavailableError if is_away(error) or isinstance(error, OSError) else SinkError
             raise kind(f"{where}: the Iceberg table {table} can't be opened: {self.said(error)}") from None
 
     def said(self, error: Exception) -> str:
         """Return what an error says, in one line, with references in the place of secrets."""
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = str(error)
         for secret in _secrets(self.properties):
             try:
                 value = secret.resolve()
             except SecretError:
                 continue
             # A login of OAuth2 is ID:SECRET. Messages have values as they are, in quotes, and within URLs.
-            parts = [value, *(part for part in value.split(":", 1) if len(part) >= _LEAST_SECRET)]
+            login = [] if "://" in value else value.split(":", 1)
+            parts = [value, *(part for part in login if len(part) >= _LEAST_SECRET)]
             spelled = {form for part in parts for form in (part, repr(part)[1:-1], quote_plus(part))}
             for form in sorted(spelled, key=len, reverse=True):
                 text = text.replace(form, f"({secret})")
-        return text
+        return " ".join(text.split()) or type(error).__name__
 
 
 def load_pyiceberg() -> Any:  # noqa: ANN401  the module
@@ -105,31 +119,26 @@ def load_pyiceberg() -> Any:  # noqa: ANN401  the module
 
 
 def is_away(error: Exception) -> bool:
-    """Return whether a catalog or a store can't be reached, or lacks a package of its client."""
+    """Return whether a catalog can't be reached, or its client lacks a package."""
     from pyiceberg import exceptions  # noqa: PLC0415
 
-    away = (OSError, exceptions.NotInstalledError, exceptions.ServiceUnavailableError, exceptions.TooManyRequestsError)
-    # SQLAlchemy's, botocore's and Thrift's, none of which a catalog of another type has installed.
+    away = (exceptions.NotInstalledError, exceptions.ServiceUnavailableError, exceptions.TooManyRequestsError)
+    # Of requests, SQLAlchemy, botocore and Thrift, of which a catalog of another type has installed none.
     names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, away) or bool(names & {"OperationalError", "HTTPClientError", "TTransportException"})
+    unreachable = {"RequestException", "OperationalError", "HTTPClientError", "TTransportException"}
+    return isinstance(error, away) or bool(names & unreachable)
 
 
 def _checked(properties: Properties, above: str) -> dict[str, Any]:
     return {
-        key: _checked_value(f"{above}{key}", value)
-        if not hasattr(value, "items")
-        else _checked(value, f"{above}{key}.")
+        key: _checked(value, f"{above}{key}.") if isinstance(value, Mapping) else _checked_value(f"{above}{key}", value)
         for key, value in properties.items()
     }
 
 
 def _checked_value(key: str, value: Any) -> str | Secret:  # noqa: ANN401  what a user gave
     """Return a reference as a Secret, and a literal unchanged. Raises DeclarationError if a literal is a secret."""
-    if (
-        isinstance(value, Secret)
-        or hasattr(value, "env_var_name")
-        or (isinstance(value, str) and value.startswith("env:"))
-    ):
+    if isinstance(value, Secret) or hasattr(value, "env_var_name"):
         return Secret.of(value)
     if not isinstance(value, str):
         message = f"IcebergSink: catalog[{key!r}] is a {type(value).__name__}: pyiceberg takes texts, as {str(value)!r}"

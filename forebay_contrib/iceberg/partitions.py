@@ -207,8 +207,7 @@ class PartitionedRows:
         for source in self.sources:
             encoded = source.column(table, self.batch_time).dictionary_encode()
             apply = parse_transform(source.transform).transform(source.type)
-            numbers: dict[str, int] = {}
-            transformed: list[Any] = []
+            numbers: dict[Any, int] = {}
             of_value = []
             for value in [*encoded.dictionary.to_pylist(), None]:
                 try:
@@ -216,16 +215,14 @@ class PartitionedRows:
                 except (OverflowError, ValueError):
                     of_value.append(-1)
                     continue
-                # Python takes -0.0 for 0.0, and no NaN for another.
-                of_value.append(numbers.setdefault(repr(found), len(numbers)))
-                if len(transformed) < len(numbers):
-                    transformed.append(found)
+                of_value.append(numbers.setdefault(found, len(numbers)))
             indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
             of_row = np.array(of_value, dtype=np.int64)[indices]
             for row in np.flatnonzero(of_row < 0).tolist():
                 reasons.setdefault(
                     row, f"column {'.'.join(source.path)} is beyond what {source.transform} of a partition takes"
                 )
+            transformed = [*numbers]
             # Numbered again after each field: a product of many fields' values would be too large for a number.
             pairs, codes = np.unique(codes * len(transformed) + np.maximum(of_row, 0), return_inverse=True)
             values = [

@@ -99,7 +99,7 @@ def replace_batch(table: Table, files: DataFiles, batch: Batch) -> Replacement:
     from pyiceberg.expressions import EqualTo  # noqa: PLC0415
 
     found = append(table, files, batch)
-    for task in table.scan(row_filter=EqualTo(BATCH_TIME, batch.time.isoformat())).plan_files():
+    for task in table.scan(row_filter=EqualTo(term=BATCH_TIME, value=batch.time.isoformat())).plan_files():
         there = _Rows.of(task, files)
         _leave(there, there.of_batch(batch.time), files, batch, found)
     return found
@@ -233,11 +233,8 @@ class _Rows:
 
     def is_newer(self, time: datetime) -> np.ndarray:
         """Return whether each row is of a newer batch, or of none: others have written it."""
-        import pyarrow.compute as pc  # noqa: PLC0415
-
-        return ~_true(_compare("less_equal", self.columns[BATCH_TIME], time)) | _true(
-            pc.is_null(self.columns[BATCH_TIME])
-        )
+        found: np.ndarray = ~_true(_compare("less_equal", self.columns[BATCH_TIME], time))
+        return found
 
     def with_keys(self, staged: pa.Table, key: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the rows that are there and have a key of the batch, and those of the batch's rows."""
@@ -290,7 +287,8 @@ def _compare(function: str, column: pa.ChunkedArray, time: datetime) -> Any:  # 
     return pc.call_function(function, [column, pa.scalar(time, column.type)])
 
 
-def _true(column: pa.ChunkedArray) -> np.ndarray:
+def _true(column: Any) -> np.ndarray:  # noqa: ANN401
+    """Return what is true, and neither false nor null."""
     import pyarrow.compute as pc  # noqa: PLC0415
 
     found: np.ndarray = pc.fill_null(column, fill_value=False).to_numpy()
@@ -301,7 +299,7 @@ def _may_have(table: Table, staged: pa.Table, key: Sequence[str], time: datetime
     """Return a filter of the files that may have a key of the batch, or rows of it."""
     from pyiceberg.expressions import AlwaysTrue, And, EqualTo, Or  # noqa: PLC0415
 
-    of_batch = EqualTo(BATCH_TIME, time.isoformat())
+    of_batch = EqualTo(term=BATCH_TIME, value=time.isoformat())
     if not staged.num_rows or not {*key} <= {*table.schema().column_names}:
         return of_batch
     of_keys: BooleanExpression = AlwaysTrue()
@@ -317,9 +315,9 @@ def _values(column: pa.ChunkedArray, name: str) -> BooleanExpression:
     try:
         values = pc.unique(column)
         if len(values) <= _MOST_KEYS:
-            return In(name, values.to_pylist())
+            return In(term=name, literals=values.to_pylist())
         ends = pc.min_max(column).as_py()
-        return And(GreaterThanOrEqual(name, ends["min"]), LessThanOrEqual(name, ends["max"]))
+        return And(GreaterThanOrEqual(term=name, value=ends["min"]), LessThanOrEqual(term=name, value=ends["max"]))
     except (OverflowError, TypeError, ValueError, NotImplementedError):
         # A value that Python or Iceberg's expressions have no literal of: each file may have it.
         return AlwaysTrue()

@@ -43,7 +43,8 @@ class IcebergTarget(FileTableTarget):
     @property
     def table(self) -> Table:
         with self.sink()._connect("the test") as catalog:
-            return catalog.load_table(self.location)
+            table: Table = catalog.load_table(self.location)
+            return table
 
     def sink(self) -> IcebergSink:
         return IcebergSink(self.location, catalog=self.catalog, **self.options)

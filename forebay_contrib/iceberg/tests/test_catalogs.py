@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import pytest
+import requests
 from moto import mock_aws
 from pyiceberg.catalog import load_catalog
 
@@ -197,6 +198,24 @@ def test_a_catalog_that_is_away_blocks_the_batch(monkeypatch: pytest.MonkeyPatch
     server.close()
     with pytest.raises(TargetUnavailableError, match="the catalog 'forebay' can't be opened"):
         IcebergSink("s.t", catalog=_rest(server)).write(words(("a", 1)), attempt())
+
+
+def test_a_catalog_that_goes_away_blocks_the_batch_and_shows_no_secret(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_LOGIN", _LOGIN)
+    sink = IcebergSink("s.t", catalog=_rest(recorded))
+
+    def use(error: Exception) -> None:
+        with sink._connect("here"):
+            raise error
+
+    with pytest.raises(
+        TargetUnavailableError, match=r"the catalog 'forebay' can't be reached: cut \(env:CATALOG_LOGIN"
+    ):
+        use(requests.ConnectionError(f"cut {_LOGIN}"))
+    with pytest.raises(ZeroDivisionError):
+        use(ZeroDivisionError())
 
 
 def test_a_catalog_that_signs_requests_itself_is_refused(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:

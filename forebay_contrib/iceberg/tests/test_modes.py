@@ -135,8 +135,7 @@ def test_rows_of_one_key_in_a_batch_are_refused_and_so_is_a_null(place: Place) -
             place.sink(**MERGE).write(words(*rows), attempt(time=LATER))
     assert place.rows() == [("a", 1)]
     keeping = place.sink(**MERGE, on_bad_rows="dead_letter")
-    rows = (("a", 2), (None, 1), ("b", 1), ("a", 3))
-    written = keeping.write(words(*rows), attempt(time=LATER))
+    written = keeping.write(words(("a", 2), (None, 1), ("b", 1), ("a", 3)), attempt(time=LATER))
     assert (written.rows, written.refused) == (1, 3)
     keeping.publish(written.location, batch_time=LATER)
     shown = place.table().location().removeprefix("file://") + "/data/_refused_rows/20260101T120020Z.jsonl"
@@ -191,7 +190,8 @@ def test_a_commit_between_the_look_and_the_commit_is_seen(place: Place, monkeypa
     """Check that the newer batch's commit makes this one look again, and that what it wrote for nothing is deleted."""
     place.sink(**MERGE).write(words(("a", 0), ("b", 0), parts=1), attempt(time=FIRST))
     sink: Any = place.sink(**MERGE)
-    real, raced = sink._commit_to, []
+    raced: list[object] = []
+    real = sink._commit_to
 
     def commit_to(*arguments: Any) -> None:  # noqa: ANN401  as it was called
         if not raced:
@@ -281,7 +281,7 @@ def test_a_table_of_others_keeps_its_rows_ids_and_partitions(place: Place) -> No
     place.sink(**MERGE).write(words(("a", 9), ("b", 3), ("c", 2)), attempt(time=LAST))
     assert place.rows() == [("a", 1), ("b", 3), ("c", 2), ("d", 1)]
     [of_a] = place.table().scan(row_filter="word = 'a'").plan_files()
-    assert [*of_a.file.partition] == [BucketTransform(8).transform(StringType())("a")]
+    assert [of_a.file.partition[0]] == [BucketTransform(8).transform(StringType())("a")]
     kept = parquet.read_table(of_a.file.file_path)
     assert kept.to_pylist() == [{"word": "a", "old": 1, "_batch_time": None, "l": None}]
     assert [field.metadata[b"PARQUET:field_id"] for field in kept.schema] == [b"1", b"2", b"3", b"4"]

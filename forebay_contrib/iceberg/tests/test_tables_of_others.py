@@ -47,6 +47,7 @@ from tests.integration.orchestration.frame_without_spark import FrameWithoutSpar
 from tests.integration.orchestration.target_database import TIME, attempt
 
 if TYPE_CHECKING:
+    from pyiceberg.table import FileScanTask
     from pyspark.sql import DataFrame
 
 
@@ -169,6 +170,11 @@ def test_null_in_a_required_column_is_refused_with_its_row(tmp_path: Path) -> No
         )
 
 
+def _values(task: FileScanTask) -> list[Any]:
+    """Return the values of a file's partition."""
+    return [task.file.partition[at] for at in range(len(task.file.partition))]
+
+
 # What the specification of Iceberg says of hashes (appendix B), and of truncation and times.
 _BUCKETS = {"number": 2017239379, "name": 1210000089, "bytes": -188683207, "price": -500754589, "day": -653330422}
 
@@ -244,7 +250,7 @@ def test_rows_lie_in_the_partitions_that_the_specification_says(tmp_path: Path) 
     )
     for number in (1, 2):
         IcebergSink("s.t", catalog=catalog).write(cast("DataFrame", frame), attempt(number))
-    files = {task.file.record_count: [*task.file.partition] for task in table.refresh().scan().plan_files()}
+    files = {task.file.record_count: _values(task) for task in table.refresh().scan().plan_files()}
     batch_day = TIME.toordinal() - date(1970, 1, 1).toordinal()
     buckets = [(hashed & 0x7FFFFFFF) % 1000 for hashed in _BUCKETS.values()]
     nothing = [None] * 5
