@@ -106,16 +106,28 @@ class DataFiles:
     parting: PartitionedRows
     store: FileStore
 
-    def staged(self, file: StagedFile) -> DataFile:
-        """Describe a file that a task wrote: all of its rows are in one partition."""
+    def staged(self, file: StagedFile) -> list[DataFile]:
+        """Describe a file that a task wrote, all of whose rows are in one partition.
+
+        If the table has got another spec since, the rows are written again by that. Raises SinkError if its columns
+        have changed so that the file does not fit.
+        """
+        folder, _, _ = file.path.rpartition("/")
         with self.store.open(file.path) as stream:
             parquet = opened(stream)
             self._check_ids(parquet.schema_arrow)
+            if not self.parting.has_parted(folder.rpartition("/")[2]):
+                return [*self.rewritten(parquet.read(), folder)]
             partition: tuple[Any, ...] = ()
             if self.parting.sources:
                 needed = [name for name in self.parting.top_columns if name in parquet.schema_arrow.names]
                 partition = self.parting.partition(_first_row(parquet, needed))
-            return self._described(f"{self.store.place}/{file.path}", file.size, parquet.metadata, partition)
+            found = self._described(f"{self.store.place}/{file.path}", file.size, parquet.metadata, partition)
+        nulls = found.null_value_counts or {}
+        for field in self.schema.fields:
+            if field.required and nulls.get(field.field_id):
+                raise self._changed(f"{field.name}, which has nulls in it, is required")
+        return [found]
 
     def forget(self, added: Sequence[DataFile], staged: Sequence[StagedFile]) -> None:
         """Delete what was written for a commit that failed, but not what the tasks wrote."""
@@ -154,10 +166,13 @@ class DataFiles:
         names = {field.field_id: field.name for field in self.schema.fields}
         for number, name in columns_by_id(columns, self.table).items():
             if names.get(number) != name and (number not in names or name in names.values()):
-                raise SinkError(
-                    f"the columns of the table {'.'.join(self.table.name())} have changed since this attempt began, "
-                    f"and {name} is another one now: the next attempt writes it"
-                )
+                raise self._changed(f"{name} is another one")
+
+    def _changed(self, what: str) -> SinkError:
+        return SinkError(
+            f"the columns of the table {'.'.join(self.table.name())} have changed since this attempt began, and {what} "
+            "now: the next attempt writes it"
+        )
 
     def _described(self, path: str, size: int, footer: Any, partition: tuple[Any, ...]) -> DataFile:  # noqa: ANN401
         from pyiceberg.io.pyarrow import (  # noqa: PLC0415

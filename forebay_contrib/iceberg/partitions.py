@@ -138,6 +138,7 @@ class PartitionedRows:
     `required`: columns that must not be null, and why. `batch_time`: the value of that column, where rows lack it.
     """
 
+    spec_id: int
     sources: tuple[_Source, ...]
     required: tuple[tuple[str, str], ...] = ()
     batch_time: datetime | None = None
@@ -151,7 +152,7 @@ class PartitionedRows:
             _Source(_path(schema, field.source_id), schema.find_type(field.source_id), str(field.transform))
             for field in spec.fields
         )
-        return cls(sources, tuple(required), batch_time)
+        return cls(spec.spec_id, sources, tuple(required), batch_time)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -179,7 +180,7 @@ class PartitionedRows:
             refused.add(RefusedRow(row_as_json(readable_row(one)), reason))
         refused.end()
         if not reasons and len(values) == 1:
-            yield _folder(values[0]), table
+            yield self._folder(values[0]), table
             return
         import numpy as np  # noqa: PLC0415
 
@@ -190,7 +191,14 @@ class PartitionedRows:
         begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
         rows = table.take(pa.array(order))
         for begin, end in zip(begins, [*begins[1:], len(order)], strict=True):
-            yield _folder(values[int(codes[order[begin]])]), rows.slice(begin, end - begin)
+            yield self._folder(values[int(codes[order[begin]])]), rows.slice(begin, end - begin)
+
+    def has_parted(self, folder: str) -> bool:
+        """Return whether a folder is of a partition by this spec: a table may have got another one meanwhile."""
+        return not self.sources or folder.startswith(f"{self.spec_id}-")
+
+    def _folder(self, values: tuple[Any, ...]) -> str:
+        return f"{self.spec_id}-{hashlib.sha256(repr(values).encode()).hexdigest()[:16]}" if values else ""
 
     def partition(self, row: pa.Table) -> tuple[Any, ...]:
         """Return the partition's values of rows that are all in it, as a manifest has them."""
@@ -249,7 +257,3 @@ def _path(schema: Schema, field_id: int) -> tuple[str, ...]:
         path.append(field.name)
         fields, accessor = getattr(field.field_type, "fields", ()), accessor.inner
     return tuple(path)
-
-
-def _folder(values: tuple[Any, ...]) -> str:
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:16] if values else ""

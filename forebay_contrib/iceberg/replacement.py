@@ -8,7 +8,7 @@ snapshot that was read here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from forebay_contrib.iceberg.data_files import columns_by_id, deleted_rows, name_of, opened, rows_of, write_parquet
@@ -91,7 +91,7 @@ def append(table: Table, files: DataFiles, batch: Batch) -> Replacement:
 
     del table
     # A store answers each look at a file's end after milliseconds.
-    return Replacement(added=[*ExecutorFactory.get_or_create().map(files.staged, batch.files)])
+    return Replacement(added=[*chain.from_iterable(ExecutorFactory.get_or_create().map(files.staged, batch.files))])
 
 
 def replace_batch(table: Table, files: DataFiles, batch: Batch) -> Replacement:
@@ -132,7 +132,7 @@ def merge(table: Table, files: DataFiles, batch: Batch, key: Sequence[str]) -> R
         _leave(there, gone, files, batch, found)
     for file, lost_here in zip(batch.files, _of_files(lost, batch.files), strict=True):
         if not lost_here.any():
-            found.added.append(files.staged(file))
+            found.added.extend(files.staged(file))
         elif not lost_here.all():
             found.added.extend(files.rewritten(_part(files.store, file, ~lost_here), batch.folder))
     return found

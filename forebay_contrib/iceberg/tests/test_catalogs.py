@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs
 
 import pytest
@@ -70,7 +69,7 @@ def test_what_only_has_the_word_of_a_secret_in_it_is_no_secret(monkeypatch: pyte
     assert declared["credential"] == declared["auth"]["oauth2"]["client_secret"] == "env:LOGIN"
     assert declared["ssl"] == {"cabundle": "file:///ca"}
     with pytest.raises(DeclarationError, match="catalog\\['a'\\] is a bool: pyiceberg takes texts, as 'True'"):
-        IcebergSink("s.t", catalog={"a": True})  # type: ignore[dict-item]  what a user may write
+        IcebergSink("s.t", catalog=cast("Properties", {"a": True}))
     monkeypatch.delenv("LOGIN", raising=False)
     with pytest.raises(TargetUnavailableError, match="LOGIN"):
         IcebergSink("s.t", catalog=properties).write(words(("a", 1)), attempt())
@@ -166,6 +165,7 @@ def test_a_rest_catalog_is_asked_by_its_login_and_the_tasks_get_what_it_vends(
     sink = IcebergSink("s.t", catalog=_rest(recorded))
     with sink._connect("here") as catalog:
         table = sink._catalog.table(catalog, "s.t", "here")
+        assert table is not None
         store = store_of(table, place_of(table), "here")
     asked = {path: (headers, body) for path, headers, body in recorded.asked}
     login = parse_qs(asked["POST /token"][1])
@@ -226,16 +226,14 @@ def test_a_catalog_that_signs_requests_itself_is_refused(recorded: Recorded, mon
 
 def test_glue_keeps_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLUE_SECRET", "testing")
-    catalog = {
+    catalog: Properties = {
         "type": "glue",
         "glue.region": "us-east-1",
         "glue.access-key-id": EnvVar("GLUE_SECRET"),
         "glue.secret-access-key": EnvVar("GLUE_SECRET"),
         "warehouse": f"file://{tmp_path}/w",
     }
-    with mock_aws(), warnings.catch_warnings():
-        # botocore calls what Python deprecates.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with mock_aws():
         sink = IcebergSink("s.t", catalog=catalog)
         assert sink.check_target().found == "s.t is made at the first batch"
         sink.write(words(("a", 1)), attempt())

@@ -6,11 +6,14 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pyarrow import parquet
 from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from pyspark.sql import types
 
+from forebay import IcebergSink
 from forebay_contrib.iceberg.tests.test_modes import LAST, LATER, MERGE, Place
 from orchestration.declarations.sink import SinkError, Step
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
@@ -19,6 +22,7 @@ from tests.integration.orchestration.target_database import TIME, attempt
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyiceberg.table import Table
     from pyspark.sql import DataFrame
 
 _INNER = types.StructType(
@@ -122,6 +126,52 @@ def test_another_column_added_meanwhile_refuses_this_attempt(place: Place, monke
     place.sink().write(new, attempt(2, time=LATER))
     rows = place.table().scan().to_arrow().to_pylist()
     assert sorted((row["word"], row["theirs"], row["m"]) for row in rows if row["word"] == "b") == [("b", None, 5)]
+
+
+def test_a_partition_spec_that_is_changed_meanwhile_parts_the_rows(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check rows that are in the files of tasks as they were parted before, or not at all."""
+    for number, by in enumerate(([], ["word"]), start=1):
+        sink = IcebergSink(f"s.t{number}", catalog=place.catalog, partition_by=by)
+        sink.write(words(("a", 0)), attempt())
+        with load_catalog("forebay", **place.catalog) as catalog:
+            table = catalog.load_table(f"s.t{number}")
+
+        def reached(step: Step, table: Table = table) -> None:
+            if step is Step.STAGED:
+                with table.update_spec() as update:
+                    update.add_field("n", BucketTransform(4), "n_bucket")
+
+        monkeypatch.setattr(sink, "reached", reached)
+        sink.partition_by = ()
+        sink.write(words(*(("a", n) for n in range(8)), parts=1), attempt(time=LATER))
+        tasks = [*table.refresh().scan().plan_files()]
+        bucket = BucketTransform(4).transform(LongType())
+        found = {
+            n
+            for task in tasks
+            if task.file.spec_id == table.spec().spec_id
+            for n in parquet.read_table(task.file.file_path)["n"].to_pylist()
+            if task.file.partition[number - 1] == bucket(n)
+        }
+        assert found == {*range(8)}
+
+
+def test_a_column_that_is_required_meanwhile_refuses_this_attempt(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.sink().write(words(("a", 1)), attempt())
+    sink = place.sink()
+
+    def reached(step: Step) -> None:
+        if step is Step.STAGED:
+            with place.table().update_schema(allow_incompatible_changes=True) as update:
+                update.update_column("word", required=True)
+
+    monkeypatch.setattr(sink, "reached", reached)
+    with pytest.raises(SinkError, match="word, which has nulls in it, is required now: the next attempt writes it"):
+        sink.write(words((None, 1)), attempt(time=LATER))
 
 
 @pytest.mark.parametrize("columns", [None, "refuse", "add"])

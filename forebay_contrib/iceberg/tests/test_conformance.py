@@ -35,11 +35,11 @@ class _Suite(FileTableSuite):
 class _WithoutSpark(_Suite):
     """What values and names a table keeps, does not depend on where it lies."""
 
-    test_any_names_are_kept_or_refused = None  # type: ignore[assignment]
-    test_a_row_is_kept_or_refused_with_its_column_and_then_nothing_changes = None  # type: ignore[assignment]
-    test_an_odd_type_is_kept_or_refused_with_its_column = None  # type: ignore[assignment]
-    test_the_types_that_it_refuses_are_refused_with_their_column = None  # type: ignore[assignment]
-    test_values_are_read_back_as_they_were = None  # type: ignore[assignment]
+    test_any_names_are_kept_or_refused: Any = None
+    test_a_row_is_kept_or_refused_with_its_column_and_then_nothing_changes: Any = None
+    test_an_odd_type_is_kept_or_refused_with_its_column: Any = None
+    test_the_types_that_it_refuses_are_refused_with_their_column: Any = None
+    test_values_are_read_back_as_they_were: Any = None
 
 
 @pytest.mark.spark
