@@ -209,10 +209,12 @@ class PartitionedRows:
     def _values(self, table: pa.Table, reasons: dict[int, str]) -> tuple[np.ndarray, list[tuple[Any, ...]]]:
         """Return a number for each row, and the values that each number stands for; add rows that have none."""
         import numpy as np  # noqa: PLC0415
-        from pyiceberg.transforms import parse_transform  # noqa: PLC0415
 
         codes, values = np.zeros(table.num_rows, dtype=np.int64), [()]
         for source in self.sources:
+            # Workers that write no partitions need no pyiceberg.
+            from pyiceberg.transforms import parse_transform  # noqa: PLC0415
+
             encoded = source.column(table, self.batch_time).dictionary_encode()
             apply = parse_transform(source.transform).transform(source.type)
             numbers: dict[Any, int] = {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -84,3 +87,10 @@ def test_each_row_is_in_the_partition_of_its_values_and_no_other_is_there(
             assert folders.setdefault(folder, values) == values == parted.partition(part.slice(0, 1))
     assert len({*folders.values()}) == len(folders)
     assert sorted(map(repr, seen)) == sorted(map(repr, rows))
+
+
+def test_a_table_without_partitions_needs_no_pyiceberg_where_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    parted = pickle.loads(pickle.dumps(parting(required=("word",))))
+    monkeypatch.setitem(cast("dict[str, Any]", sys.modules), "pyiceberg.transforms", None)
+    [(folder, part)] = parted.parted(table(("a", 1, 0)), RefusedRows())
+    assert (folder, part.num_rows) == ("", 1)
