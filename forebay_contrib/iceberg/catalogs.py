@@ -96,7 +96,7 @@ class DeclaredCatalog:
                 value = secret.resolve()
             except SecretError:
                 continue
-            # A login of OAuth2 is ID:SECRET. Messages have values as they are, in quotes, and within URLs.
+            # OAuth2's login is ID:SECRET. Messages have values as they are, in quotes, and within URLs.
             login = [] if "://" in value else value.split(":", 1)
             parts = [value, *(part for part in login if len(part) >= _LEAST_SECRET)]
             spelled = {form for part in parts for form in (part, repr(part)[1:-1], quote_plus(part))}

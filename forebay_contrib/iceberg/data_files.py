@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestration.sinks.parquet_staging import StagedFile
 
 _VERSION = "0.12."
-# The number of a row in its file; no column of a table has a name that begins so.
+# Number of a row in its file; no column of a table has a name that begins so.
 _NUMBER = "\0number"
 
 
@@ -183,7 +183,7 @@ class DataFiles:
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat  # noqa: PLC0415
         from pyiceberg.typedef import Record  # noqa: PLC0415
 
-        # A file that is written again may be older than the table's present columns.
+        # Files that are written again may be older than the table's present columns.
         schema = _schema_of_file(footer.schema.to_arrow_schema(), self.table)
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
@@ -196,7 +196,7 @@ class DataFiles:
             file_format=FileFormat.PARQUET,
             partition=Record(*partition),
             file_size_in_bytes=size,
-            # The rows are in the order in which they came, whatever the table's sort order asks for.
+            # Rows are in the order in which they came, whatever the table's sort order asks for.
             sort_order_id=None,
             spec_id=self.table.metadata.default_spec_id,
             equality_ids=None,
@@ -214,7 +214,7 @@ def _schema_of_file(schema: pa.Schema, table: Table) -> Schema:
 def _first_row(parquet: Any, columns: list[str]) -> pa.Table:  # noqa: ANN401
     import pyarrow as pa  # noqa: PLC0415
 
-    # A table without columns has no rows, and each of these has one.
+    # Without columns, Arrow's table would have no rows.
     if not columns:
         return pa.table({_NUMBER: [0]})
     return pa.Table.from_batches([next(parquet.iter_batches(batch_size=1, columns=columns))])

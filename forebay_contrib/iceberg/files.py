@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Characters in a location that programs read in several ways, because it may be a URL.
 AMBIGUOUS = frozenset("%#?")
-# What the catalog's properties say of the files; the others are of the catalog itself.
+# Beginnings of the properties of files; the others are of the catalog itself.
 _OF_FILES = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "oss.", "py-io-impl")
 _SIGNER = "s3.signer"
 
@@ -30,7 +30,7 @@ def store_of(table: Table | None, place: str, where: str) -> FileStore:
     """Return the files at `place` as the table's FileIO has them. Raises SinkError."""
     parts = urlsplit(place)
     is_local = parts.scheme in ("", "file")
-    # What pyiceberg, pyarrow and Spark read of these differs.
+    # Of these, pyiceberg, pyarrow and Spark read different paths.
     if AMBIGUOUS & set(place) or (is_local and (parts.netloc or not parts.path.startswith("/"))):
         raise SinkError(
             f"{where}: its Iceberg table lies at {place!r}, which programs read in several ways: give the catalog a "

@@ -90,7 +90,7 @@ def append(table: Table, files: DataFiles, batch: Batch) -> Replacement:
     from pyiceberg.utils.concurrent import ExecutorFactory  # noqa: PLC0415
 
     del table
-    # A store answers each look at a file's end after milliseconds.
+    # Stores answer each look at a file's end after milliseconds.
     return Replacement(added=[*chain.from_iterable(ExecutorFactory.get_or_create().map(files.staged, batch.files))])
 
 
@@ -319,5 +319,5 @@ def _values(column: pa.ChunkedArray, name: str) -> BooleanExpression:
         ends = pc.min_max(column).as_py()
         return And(GreaterThanOrEqual(term=name, value=ends["min"]), LessThanOrEqual(term=name, value=ends["max"]))
     except (OverflowError, TypeError, ValueError, NotImplementedError):
-        # A value that Python or Iceberg's expressions have no literal of: each file may have it.
+        # Python or Iceberg's expressions have no literal of a value: each file may have it.
         return AlwaysTrue()

@@ -23,7 +23,7 @@ TABLE = "shop.counts"
 
 
 class IcebergTarget(FileTableTarget):
-    """A table of a catalog, by default of the SQL catalog that CATALOG_URI names, and what its readers see."""
+    """Table of a catalog, by default of the SQL catalog that CATALOG_URI names, with what its readers see."""
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class IcebergTarget(FileTableTarget):
         table: str = TABLE,
         **options: Any,  # noqa: ANN401  a sink's own
     ) -> None:
+        self.folder = folder
         self.location = table
         self.catalog: dict[str, Any] = catalog or {
             "type": "sql",

@@ -76,7 +76,7 @@ def test_what_only_has_the_word_of_a_secret_in_it_is_no_secret(monkeypatch: pyte
 
 
 class Recorded:
-    """A server that answers each request as it was recorded, and keeps what it was asked."""
+    """Server that answers each request as it was recorded, and keeps what it was asked."""
 
     def __init__(self, answers: dict[str, tuple[int, Any]]) -> None:
         asked = self.asked = list[tuple[str, dict[str, str], str]]()

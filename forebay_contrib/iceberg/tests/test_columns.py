@@ -56,7 +56,7 @@ def test_columns_are_added_in_the_commit_of_their_first_rows(place: Place) -> No
     # One version of the table has both the columns and the rows.
     log = [entry.metadata_file for entry in table.metadata.metadata_log]
     assert len(log) - log.index(before.metadata_location) == 1
-    # A replay of a batch from before has null in them, and one without them again too.
+    # Replays of a batch from before have null in them, and fit as before.
     place.sink().write(words(("a", 3)), attempt(2, time=TIME))
     rows = table.refresh().scan().to_arrow().to_pylist()
     assert [(row["word"], row["n"], row["s"], row["a b.c"]) for row in sorted(rows, key=lambda row: row["word"])] == [
@@ -75,7 +75,7 @@ def test_columns_are_widened(place: Place) -> None:
         "double",
         "decimal(20, 2)",
     ]
-    # A result of before still fits, and its values are those of the wider column.
+    # Results of before still fit, and their values are those of the wider column.
     place.sink().write(frame([(3, 1.5, Decimal("2.50"))], **narrow), attempt(2))
     found = place.table().scan().to_arrow().to_pylist()
     assert sorted((row["i"], row["f"], row["d"]) for row in found) == [

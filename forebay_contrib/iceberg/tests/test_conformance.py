@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pyspark.sql.types import LongType, StringType, StructType
 
 from forebay_contrib.iceberg.tests.iceberg_target import IcebergTarget, files_on
+from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
+from tests.integration.orchestration.target_database import attempt
 from tests.support.servers.iceberg_catalog import IcebergCatalogServer
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
-from tests.support.sinks.file_table_suite import FileTableSuite
+from tests.support.sinks.file_table_suite import LATER, FileTableSuite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from pyspark.sql import DataFrame
 
 
 class _Suite(FileTableSuite):
@@ -33,7 +39,7 @@ class _Suite(FileTableSuite):
 
 
 class _WithoutSpark(_Suite):
-    """What values and names a table keeps, does not depend on where it lies."""
+    """Leave out tests of values and names: which ones a table keeps does not depend on where it lies."""
 
     test_any_names_are_kept_or_refused: Any = None
     test_a_row_is_kept_or_refused_with_its_column_and_then_nothing_changes: Any = None
@@ -113,3 +119,19 @@ class TestByRest(_OnS3):
     def new_target(self, folder: Path) -> IcebergTarget:
         properties = {"type": "rest", "uri": self.catalog.uri, **files_on(self.server)}
         return IcebergTarget(folder, properties, f"{self.prefix}.counts", partition_by=["day(_batch_time)"])
+
+    def test_a_batch_merges_changes_columns_and_replaces(self, target: IcebergTarget) -> None:
+        """Check that a real catalog takes each kind of commit: of rows, of columns and of the table's properties."""
+        merging = IcebergTarget(target.folder, target.catalog, target.location, mode="merge", key="word")
+        merging.sink().write(words(("a", 1), ("b", 1)), attempt(time=LATER))
+        merging.sink().write(words(("a", 0), ("c", 0)), attempt())
+        assert merging.rows() == [("a", 1), ("b", 1), ("c", 0)]
+        with_more = StructType().add("word", StringType()).add("n", LongType()).add("more", StringType())
+        more = cast("DataFrame", FrameWithoutSpark([("c", 2, "new")], schema=with_more))
+        merging.sink().write(more, attempt(2, time=LATER))
+        assert merging.rows() == [("c", 2)]
+        assert [row["more"] for row in merging.read()] == ["new"]
+        replacing = IcebergTarget(target.folder, target.catalog, target.location, mode="overwrite")
+        replacing.sink().write(words(("z", 9)), attempt(time=LATER + timedelta(seconds=10)))
+        replacing.sink().write(words(("y", 9)), attempt(2))
+        assert replacing.rows() == [("z", 9)]

@@ -49,7 +49,7 @@ FIRST, LATER, LAST = TIME, TIME + timedelta(seconds=10), TIME + timedelta(second
 
 
 class Place:
-    """A table of a SQL catalog in a folder."""
+    """Table of a SQL catalog in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/w"}
@@ -78,7 +78,7 @@ def test_only_the_newest_batch_is_there(place: Place) -> None:
     place.sink(**OVERWRITE).write(words(("a", 1)), attempt())
     place.sink(**OVERWRITE).write(words(("b", 1), ("b", 1)), attempt(time=LATER))
     assert place.rows() == [("b", 1), ("b", 1)]
-    # A replay of an older batch is recorded, and changes nothing.
+    # Replays of an older batch are recorded, and change nothing.
     place.sink(**OVERWRITE).write(words(("a", 2)), attempt(2))
     assert place.rows() == [("b", 1), ("b", 1)]
     found = place.sink(**OVERWRITE).committed(attempt(3))
@@ -99,7 +99,7 @@ def test_which_batch_is_the_newest_outlives_the_snapshots(place: Place) -> None:
     assert len(table.refresh().snapshots()) == 1
     place.sink(**OVERWRITE).write(words(("b", 3)), attempt(3, time=LATER))
     assert place.rows() == []
-    # The pipeline was removed and added again.
+    # Its pipeline was removed and added again.
     place.sink(**OVERWRITE).write(words(("new", 1)), attempt(time=FIRST, pipeline_id=8))
     assert place.rows() == [("new", 1)]
 
@@ -110,7 +110,7 @@ def test_a_key_has_the_row_of_the_newest_batch_that_had_it(place: Place) -> None
     assert place.rows() == [("a", 1), ("b", 1), ("c", 0)]
     place.sink(**MERGE).write(words(("b", 2), ("c", 2)), attempt(time=LAST))
     assert place.rows() == [("a", 1), ("b", 2), ("c", 2)]
-    # A key that a replay no longer has is deleted, if this batch was the last to write it; what was there before it
+    # Keys that a replay no longer has are deleted, if this batch was the last to write them; what was there before it
     # does not come back.
     place.sink(**MERGE).write(words(("d", 1)), attempt(2, time=LATER))
     assert place.rows() == [("b", 2), ("c", 2), ("d", 1)]
@@ -208,7 +208,7 @@ def test_a_commit_between_the_look_and_the_commit_is_seen(place: Place, monkeypa
 
 
 class _Model:
-    """What PostgresSink's table would have: for each key, the row of the newest batch that had it."""
+    """Hold what PostgresSink's table would have: for each key, the row of the newest batch that had it."""
 
     def __init__(self) -> None:
         self.rows: dict[str, tuple[datetime, int]] = {}
@@ -277,7 +277,7 @@ def test_a_table_of_others_keeps_its_rows_ids_and_partitions(place: Place) -> No
         with table.update_spec() as update:
             update.add_field("word", BucketTransform(8), "word_bucket")
     place.sink(**MERGE).write(words(("c", 1), ("d", 1)), attempt(time=LATER))
-    # A row without a batch time is of others, and stays.
+    # Rows without a batch time are of others, and stay.
     place.sink(**MERGE).write(words(("a", 9), ("b", 3), ("c", 2)), attempt(time=LAST))
     assert place.rows() == [("a", 1), ("b", 3), ("c", 2), ("d", 1)]
     [of_a] = place.table().scan(row_filter="word = 'a'").plan_files()

@@ -175,7 +175,7 @@ def _values(task: FileScanTask) -> list[Any]:
     return [task.file.partition[at] for at in range(len(task.file.partition))]
 
 
-# What the specification of Iceberg says of hashes (appendix B), and of truncation and times.
+# Hashes that the specification of Iceberg has in its appendix B.
 _BUCKETS = {"number": 2017239379, "name": 1210000089, "bytes": -188683207, "price": -500754589, "day": -653330422}
 
 
@@ -269,7 +269,7 @@ def test_rows_lie_in_the_partitions_that_the_specification_says(tmp_path: Path) 
         None,
         None,
     ]
-    # The reader skips files by their partitions and statistics.
+    # Readers skip files by their partitions and statistics.
     for filtered in ("number = 34", "name = 'iceberg'", "day = '2017-11-16'", "at < '1970-01-01T00:00:00+00:00'"):
         assert len(table.scan(row_filter=filtered).to_arrow()) == 2
 
