@@ -23,6 +23,7 @@ from orchestration.declarations.sink import (
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.column_changes import ArrowDialect, ColumnChanges, arrow_changes
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
+from orchestration.sinks.file_stores import ArrowFiles, FileStore, LocalFiles
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.refused_rows import check_text
 from orchestration.sinks.table_columns import arrow_schema, check_names, check_types
@@ -30,12 +31,15 @@ from orchestration.sinks.table_columns import arrow_schema, check_names, check_t
 __all__ = [
     "BATCH_TIME",
     "ArrowDialect",
+    "ArrowFiles",
     "AttemptOutdatedError",
     "ColumnChanges",
     "Committed",
     "DeclarationError",
     "DeliveryGuarantee",
+    "FileStore",
     "FileTableSink",
+    "LocalFiles",
     "OutputAttempt",
     "Place",
     "Sink",

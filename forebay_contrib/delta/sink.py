@@ -10,23 +10,32 @@ Needs the package `deltalake`, and no connector in the JVM.
 
 from __future__ import annotations
 
-import json
-import re
+import secrets
 from contextlib import nullcontext
-from datetime import UTC
-from time import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
+from forebay_contrib.delta.commits import Commit, Mode, committed_in, is_newest
+from forebay_contrib.delta.partitions import DeltaPartitions, unsupported
+from forebay_contrib.delta.table_place import TablePlace
+from forebay_contrib.delta.tables import columns_of, description, is_own, not_written
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, SinkError, TargetUnavailableError, Written
-from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.column_changes import ArrowDialect, arrow_changes, written_schema
-from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
-from orchestration.sinks.file_stores import LocalFiles
-from orchestration.sinks.file_table import FileTableSink, batch_folder
-from orchestration.sinks.parquet_staging import with_batch_time
+from orchestration.declarations.sink import Committed, SinkError, TargetCheck, TargetUnavailableError
+from orchestration.sinks.column_changes import (
+    ArrowDialect,
+    ColumnChanges,
+    ColumnPolicy,
+    arrow_changes,
+    changed_schema,
+    checked_policy,
+    declared_policy,
+    policy_for,
+    written_schema,
+)
+from orchestration.sinks.declared_directory import check_directory, directory_place
+from orchestration.sinks.file_table import FileTableSink
+from orchestration.sinks.parquet_staging import staged_files, with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
-from orchestration.sinks.table_columns import fields_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,27 +43,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import OutputAttempt, Place, TargetCheck
+    from orchestration.declarations.sink import OutputAttempt, Place, Written
     from orchestration.sinks.file_stores import FileStore
-    from orchestration.sinks.parquet_staging import StagedFile
+    from orchestration.sinks.parquet_staging import ParquetStaging, Staged, StagedFile
+    from receiver_runtime.sources.fields.secret import Secret
 
-_ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
-_CONSTRAINTS = "delta.constraints."
-# In lower case, because Delta compares them in any. A replay removes files, and names that are mapped are not those of
-# the files.
-_REFUSED_PROPERTIES = {
-    ("delta.appendonly", "true"),
-    ("delta.columnmapping.mode", "name"),
-    ("delta.columnmapping.mode", "id"),
-}
-# Features of a table's protocol that need nothing of a writer, unless a property or a column uses them.
-_KNOWN_FEATURES = {"appendOnly", "invariants", "checkConstraints", "columnMapping", "generatedColumns", "timestampNtz"}
-# Those that deltalake commits to: it lacks identity columns, which 6 includes; of 7 the features are compared.
-_WRITER_VERSIONS = {1, 2, 3, 4, 5, 7}
-# How many commits of the history are searched for one of an earlier attempt.
-_HISTORY = 1000
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Hold the table as it was when a write or a check began; None: there is none."""
+
+    table: Any
 
 
 class DeltaSink(FileTableSink):
@@ -64,41 +66,78 @@ class DeltaSink(FileTableSink):
     # Those that the protocol forbids without column mapping, and control characters.
     refused: ClassVar[str] = " ,;{}()=" + "".join(map(chr, range(32)))
 
-    def __init__(self, path: str | Path, *, on_bad_rows: OnBadRows = "fail") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        storage_options: Mapping[str, str | Secret] | None = None,
+        mode: Mode = "append",
+        key: Sequence[str] | str | None = None,
+        columns: ColumnPolicy | None = None,
+        partition_by: Sequence[str] | str = (),
+        on_bad_rows: OnBadRows = "fail",
+    ) -> None:
         """Declare the table.
 
         Args:
-            path: the table's directory, shared by Spark's workers; relative to the working directory.
-            on_bad_rows: what happens to rows with a text that is not UTF-8: "fail" fails the batch, and names them;
-                "dead_letter" commits the others, and shows the refused rows as lines of JSON in `_refused_rows/`.
+            path: the table's directory, shared by Spark's workers, relative to the working directory; or
+                `"s3://BUCKET/PREFIX"`, `"gs://…"` or `"abfss://…"`.
+            storage_options: deltalake's options of the object store, such as `{"aws_region": "eu-west-1"}`, with
+                secrets as `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`.
+            mode: "append" keeps each batch's rows; "overwrite" only those of the newest batch; "merge" one row per
+                `key`, from the newest batch that had it.
+            key: the columns that identify a row, for "merge".
+            columns: what happens to a column that the table lacks: "add" adds it, nullable; "refuse" fails the batch.
+                None: "add" for a table that a sink made, and "refuse" for another's.
+            partition_by: the partition columns of a new table: text, booleans, whole numbers and dates.
+            on_bad_rows: what happens to rows that the table can't hold, as those with a text that is not UTF-8: "fail"
+                fails the batch, and names them; "dead_letter" commits the others, and shows the refused rows as lines
+                of JSON in `_refused_rows/`.
 
         Raises:
-            DeclarationError: `path` is a URL, or empty, or has what a shell replaces, or a code such as `%41`; or there
-                is no such choice.
+            DeclarationError: `path` is another URL, or empty, or has what a shell replaces, or a code such as `%41`; an
+                option holds a secret, or makes commits unsafe; or there is no such choice.
         """
-        self.path = declared_directory(
-            path, "DeltaSink", otherwise=", which Spark's workers share, and no object store"
-        )
-        if escape := _ESCAPED.search(str(self.path)):
+        self._place = TablePlace.declared(path, storage_options)
+        self._commits_safely = False
+        if mode not in get_args(Mode):
+            message = f"DeltaSink: mode={mode!r} must be one of {', '.join(get_args(Mode))}"
+            raise DeclarationError(message)
+        self.mode: Mode = mode
+        self.key = _names("key", key or ())
+        if bool(self.key) != (mode == "merge"):
             message = (
-                f"DeltaSink: path {str(self.path)!r} has {escape[0]!r}, which Delta's readers take for a character's "
-                "code: name the directory otherwise"
+                "DeltaSink: mode='merge' needs the columns that say which row is meant: key=[...]"
+                if mode == "merge"
+                else f"DeltaSink: key={list(self.key)} is of no use to mode={mode!r}: say mode='merge'"
             )
             raise DeclarationError(message)
+        self.columns = checked_policy(columns, "DeltaSink")
+        self.partition_by = _names("partition_by", partition_by)
         self.on_bad_rows = checked_choice(on_bad_rows, "DeltaSink")
 
     @property
     def target(self) -> str:
-        """Return the table's directory."""
-        return str(self.path)
+        """Return the table's directory or URL."""
+        return self._place.target
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
-        return {"kind": "delta", "path": str(self.path), **declared_choice(self.on_bad_rows)}
+        options = self._place.declared_options
+        return {
+            "kind": "delta",
+            "path": self.target,
+            **({"storage_options": options} if options else {}),
+            **({} if self.mode == "append" else {"mode": self.mode}),
+            **({"key": list(self.key)} if self.key else {}),
+            **declared_policy(self.columns),
+            **({"partition_by": list(self.partition_by)} if self.partition_by else {}),
+            **declared_choice(self.on_bad_rows),
+        }
 
     @classmethod
     def place(cls, declaration: Mapping[str, Any]) -> Place:
-        """Return the table's directory."""
+        """Return the table's directory or URL."""
         return directory_place(declaration["path"])
 
     def load(self) -> None:
@@ -106,87 +145,105 @@ class DeltaSink(FileTableSink):
         self._deltalake()
 
     def check_target(self, schema: StructType | None = None) -> TargetCheck:
-        """Check the table's directory, and the table if there is one."""
-        directory = check_directory(self.path)
-        return super().check_target(schema) if directory.health == "ok" else directory
+        """Check that one could write there, and the table if there is one."""
+        if self._place.directory is not None:
+            directory = check_directory(self._place.directory)
+            return super().check_target(schema) if directory.health == "ok" else directory
+        try:
+            self.load()
+            self._place.check_commits("the result")
+        except SinkError as error:
+            return TargetCheck("failed", str(error), "Correct the sink's declaration, or what it names.")
+        return super().check_target(schema)
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table, if the driver log knows its run."""
-        table = self._table(attempt.name)
-        version = None if table is None else table.transaction_version(attempt.application_id)
-        if table is None or version is None:
-            return None
-        for commit in table.history(_HISTORY):
-            if commit.get("forebay_application") == attempt.application_id:
-                if int(commit["forebay_attempt"]) != version or not attempt.knows(version, commit["forebay_run"]):
-                    return None
-                location, refused = commit["forebay_location"], int(commit["forebay_refused"])
-                return Committed(version, Written(location, int(commit["forebay_rows"]), refused))
-        return None
+        return committed_in(self._table(attempt.name), attempt)
 
-    def _connect(self, where: str) -> AbstractContextManager[Any]:
-        del where
-        return nullcontext(self._deltalake())
+    def _columns(self, schema: StructType, where: str) -> pa.Schema:
+        """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
+        import pyarrow as pa  # noqa: PLC0415
 
-    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
+        columns = super()._columns(schema, where)
+        for name, of in [
+            *((name, "key") for name in self.key),
+            *((name, "partition_by") for name in self.partition_by),
+        ]:
+            if name not in columns.names:
+                raise SinkError(f"{where} has no column {name!r} of {of}: it has {', '.join(columns.names)}")
+            if of == "key" and pa.types.is_nested(columns.field(name).type):
+                raise SinkError(f"{where}: its column {name!r} of key is nested: take columns with plain values")
+        if wrong := unsupported(self.partition_by, columns):
+            raise SinkError(
+                f"{where}: partition_by has {', '.join(wrong)}, whose values readers take in several ways: cast it, or "
+                "take another column"
+            )
+        return columns
+
+    def _connect(self, where: str) -> AbstractContextManager[_Found]:
+        return nullcontext(_Found(self._table(where)))
+
+    def _prepare(self, connection: _Found, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:
         self._check_table(connection, schema, attempt.name)
+        if not self._commits_safely:
+            self._place.check_commits(attempt.name)
+            self._commits_safely = True
         return self._store(connection, self.target, attempt.name)
 
-    def _store(self, connection: Any, place: str, where: str) -> FileStore:  # noqa: ANN401
-        del connection, where
-        return LocalFiles(place)
-
-    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
-        import pyarrow as pa  # noqa: PLC0415
-
+    def _store(self, connection: _Found, place: str, where: str) -> FileStore:
         del connection
-        table = self._table(where)
+        return self._place.store(place, where)
+
+    def _check_table(self, connection: _Found, schema: pa.Schema | None, where: str) -> bool:
+        table = connection.table
         if table is None:
             return False
-        self._check_kind(table, where)
+        self._refuse_table(not_written(table), where)
+        there = tuple(table.metadata().partition_columns)
+        if self.partition_by and self.partition_by != there:
+            raise SinkError(
+                f"{where}: the Delta table {self.target} is partitioned by {', '.join(there) or 'no column'}, and "
+                f"partition_by={list(self.partition_by)!r} is for new tables: leave it out, or give the output a table "
+                "of its own"
+            )
         if schema is not None:
-            there = pa.schema(table.schema().to_arrow())
-            arrow_changes(with_batch_time(schema), there, self._dialect(), policy="refuse", where=where)
+            self._changes(table, with_batch_time(schema), where)
         return True
 
-    def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
+    def _changes(self, table: Any, result: pa.Schema, where: str) -> ColumnChanges:  # noqa: ANN401
+        """Return the columns that the table lacks. Raises SinkError if the result's don't fit."""
+        dialect = ArrowDialect(self.target, f"delta.`{self.target}`")
+        policy = policy_for(self.columns, is_own=is_own(table))
+        return arrow_changes(result, columns_of(table), dialect, policy=policy, where=where)
+
+    def _schema_of_files(self, connection: _Found, schema: pa.Schema) -> pa.Schema:
         import pyarrow as pa  # noqa: PLC0415
 
-        del connection
-        table = self._table(self.target)
-        return schema if table is None else written_schema(schema, pa.schema(table.schema().to_arrow()))
+        table = connection.table
+        if table is not None:
+            whole = with_batch_time(schema)
+            changes = self._changes(table, whole, self.target)
+            schema = written_schema(schema, changed_schema(whole, columns_of(table), changes))
+        # A null in the key is a row that is refused.
+        return pa.schema([field.with_nullable(field.nullable and field.name not in self.key) for field in schema])
 
-    def _dialect(self) -> ArrowDialect:
-        return ArrowDialect(str(self.path), f"delta.`{self.path}`")
-
-    def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
-        """Raise SinkError if the table has what this sink does not write rightly, by its name."""
-        import pyarrow as pa  # noqa: PLC0415
-
-        metadata, protocol = table.metadata(), table.protocol()
-        unknown = []
-        if protocol.min_writer_version not in _WRITER_VERSIONS:
-            unknown.append(f"writer version {protocol.min_writer_version} of Delta's protocol")
-        if metadata.partition_columns:
-            unknown.append(f"partition columns ({', '.join(metadata.partition_columns)})")
-        unknown += [
-            f"the property {key}" for key in sorted(metadata.configuration) if key.lower().startswith(_CONSTRAINTS)
-        ]
-        unknown += [
-            f"the property {key}={value}"
-            for key, value in sorted(metadata.configuration.items())
-            if (key.lower(), value.lower()) in _REFUSED_PROPERTIES
-        ]
-        for path, field in fields_in(pa.schema(table.schema().to_arrow())):
-            unknown += [f"{key} of column {path}" for key in _declared(field)]
-            if not field.nullable:
-                unknown.append(f"column {path}, which must not be null")
-        unknown += [f"the feature {name}" for name in sorted({*(protocol.writer_features or ())} - _KNOWN_FEATURES)]
-        self._refuse_table(unknown, where)
+    def _stage(
+        self,
+        connection: _Found,
+        staging: ParquetStaging,
+        result: DataFrame,
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> Staged:
+        del schema, attempt
+        table = connection.table
+        columns = self.partition_by if table is None else tuple(table.metadata().partition_columns)
+        parting = DeltaPartitions(columns) if columns else None
+        return staged_files(result, replace(staging, parting=parting), self.key)
 
     def _try_commit(
         self,
-        connection: Any,  # noqa: ANN401
+        connection: _Found,
         store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
@@ -198,88 +255,52 @@ class DeltaSink(FileTableSink):
         del connection
         table = self._table(attempt.name)
         version = None if table is None else table.version()
+        newest = self.mode == "overwrite" and (table is None or is_newest(table, attempt))
+        commit = Commit(store, files, attempt, written, secrets.token_hex(8), newest)
+        whole = with_batch_time(schema)
         try:
             if table is None:
-                self._create(files, schema, attempt, written)
-            else:
-                self._commit_to(table, store, files, attempt, written)
-        except DeltaError as error:
+                self._create(commit, whole)
+                return True
+            return self._commit_to(table, commit, whole)
+        except (DeltaError, OSError) as error:
             now = self._table(attempt.name)
             if version != (None if now is None else now.version()):
-                return False
+                # A put whose answer was lost may have been stored: then it conflicts with itself when it is repeated.
+                return commit.is_in(now, version)
             # No other commit came first, so that this one would fail again.
-            raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
+            is_unreachable = isinstance(error, OSError) and self._place.directory is None
+            kind = TargetUnavailableError if is_unreachable else SinkError
+            raise kind(f"{attempt.name}: the Delta table {self.target}: {self._place.said(error)}") from None
+
+    def _create(self, commit: Commit, schema: pa.Schema) -> None:
+        import pyarrow as pa  # noqa: PLC0415
+
+        if self._place.directory is not None:
+            self._place.directory.mkdir(parents=True, exist_ok=True)
+        options = self._place.resolved(commit.attempt.name)
+        nullable = pa.schema([field.with_nullable(True) for field in schema])  # noqa: FBT003  it takes no keywords
+        commit.create(self.target, nullable, self.partition_by, description(commit.attempt), options)
+
+    def _commit_to(self, table: Any, commit: Commit, result: pa.Schema) -> bool:  # noqa: ANN401  a DeltaTable
+        """Return whether it is committed, and not to be tried again."""
+        version = table.transaction_version(commit.attempt.application_id)
+        if version is not None and version >= commit.attempt.attempt:
+            raise self.outdated(commit.attempt, version)
+        changes = self._changes(table, result, commit.attempt.name)
+        match self.mode:
+            case "append":
+                commit.append(table, result, changes)
+            case "overwrite":
+                commit.overwrite(table, result, changes)
+            case "merge":
+                return commit.merge(table, result, changes, self.key)
         return True
 
-    def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt, written: Written) -> None:
-        from deltalake import Schema  # noqa: PLC0415
-        from deltalake.transaction import create_table_with_add_actions  # noqa: PLC0415
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        create_table_with_add_actions(
-            str(self.path),
-            Schema.from_arrow(with_batch_time(schema)),
-            _additions(files, attempt),
-            mode="error",
-            description=f"{attempt.pipeline}.{attempt.output}, written by Forebay",
-            commit_properties=_properties(attempt, written),
-        )
-
-    def _commit_to(
-        self,
-        table: Any,  # noqa: ANN401  a DeltaTable
-        store: FileStore,
-        files: Sequence[StagedFile],
-        attempt: OutputAttempt,
-        written: Written,
-    ) -> None:
-        from deltalake import write_deltalake  # noqa: PLC0415
-
-        version = table.transaction_version(attempt.application_id)
-        if version is not None and version >= attempt.attempt:
-            raise self.outdated(attempt, version)
-        # A replay replaces the batch's rows also if the output had another name when they were written.
-        earlier = _files_with(table, attempt) if version is not None or attempt.attempt > 1 else []
-        own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
-        if len(own) == len(earlier):
-            table.create_write_transaction(
-                [*_additions(files, attempt), *_removals(own)],
-                mode="append",
-                schema=table.schema(),
-                commit_properties=_properties(attempt, written),
-            )
-        else:
-            # OPTIMIZE has moved rows of the batch to files with other rows: rewrite those files without them.
-            import pyarrow as pa  # noqa: PLC0415
-            import pyarrow.parquet as pq  # noqa: PLC0415
-
-            whole = pa.schema(table.schema().to_arrow())
-            rows = [pq.read_table(store.open(file.path), schema=whole) for file in files]
-            write_deltalake(
-                table,
-                pa.concat_tables([whole.empty_table(), *rows]),
-                mode="overwrite",
-                predicate=f"{BATCH_TIME} = '{attempt.batch_time.astimezone(UTC).isoformat()}'",
-                commit_properties=_properties(attempt, written),
-            )
-
     def _table(self, where: str) -> Any:  # noqa: ANN401
-        """Return the current table, or None. Raises SinkError if deltalake can't read its log, or what that demands."""
-        deltalake = self._deltalake()
-        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
-            if next(self.path.glob("date=*"), None) is not None:
-                raise SinkError(
-                    f"{where}: {self.path} has folders of Parquet files, as ParquetSink makes them, and readers would "
-                    "see them beside the table's: give the output a directory of its own"
-                )
-            return None
-        try:
-            return deltalake.DeltaTable(str(self.path))
-        except deltalake.exceptions.DeltaError as error:
-            said = str(error).partition("\n")[0]
-            raise SinkError(
-                f"{where}: the Delta table {self.path} can't be opened: {said}: give the output a table of its own"
-            ) from None
+        """Return the current table, or None."""
+        self._deltalake()
+        return self._place.table(where)
 
     def _deltalake(self) -> Any:  # noqa: ANN401
         try:
@@ -291,62 +312,10 @@ class DeltaSink(FileTableSink):
         return deltalake
 
 
-def _declared(field: pa.Field) -> list[str]:
-    """Return what a table declares of a field, except its comment, which asks nothing of a writer."""
-    return sorted(key.decode() for key in field.metadata or {} if key != b"comment")
-
-
-def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN401
-    """Return the table's files that contain, or according to their statistics may contain, rows of the batch."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    found = []
-    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        least, most = action.get(f"min.{BATCH_TIME}"), action.get(f"max.{BATCH_TIME}")
-        # Statistics are rounded down to milliseconds.
-        floor = attempt.batch_time.replace(microsecond=attempt.batch_time.microsecond // 1000 * 1000)
-        if least is None or most is None or (least <= attempt.batch_time and floor <= most):
-            found.append(action["path"])
-    return found
-
-
-def _additions(files: Sequence[StagedFile], attempt: OutputAttempt) -> list[Any]:
-    from deltalake.transaction import AddAction  # noqa: PLC0415
-
-    stamp = attempt.batch_time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return [
-        AddAction(
-            file.path,
-            file.size,
-            {},
-            round(time() * 1000),
-            data_change=True,
-            stats=json.dumps(
-                {"numRecords": file.rows, "minValues": {BATCH_TIME: stamp}, "maxValues": {BATCH_TIME: stamp}}
-            ),
-        )
-        for file in files
-    ]
-
-
-def _removals(paths: Sequence[str]) -> list[Any]:
-    from deltalake.transaction import RemoveAction  # noqa: PLC0415
-
-    return [RemoveAction(path, True, round(time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords
-
-
-def _properties(attempt: OutputAttempt, written: Written) -> Any:  # noqa: ANN401
-    from deltalake import CommitProperties, Transaction  # noqa: PLC0415
-
-    return CommitProperties(
-        app_transactions=[Transaction(attempt.application_id, attempt.attempt)],
-        max_commit_retries=0,
-        custom_metadata={
-            "forebay_application": attempt.application_id,
-            "forebay_attempt": str(attempt.attempt),
-            "forebay_run": attempt.run_id,
-            "forebay_rows": str(written.rows),
-            "forebay_refused": str(written.refused),
-            "forebay_location": written.location,
-        },
-    )
+def _names(argument: str, names: Sequence[str] | str) -> tuple[str, ...]:
+    """Return names of columns. Raises DeclarationError."""
+    columns = (names,) if isinstance(names, str) else tuple(names)
+    if not all(isinstance(name, str) and name for name in columns) or len({*columns}) != len(columns):
+        message = f"DeltaSink: {argument}={list(columns)!r}: give names of columns, and none twice"
+        raise DeclarationError(message)
+    return columns

@@ -15,7 +15,7 @@ from orchestration.sinks.refused_rows import RefusedRow, RefusedRowsError, reada
 from receiver_runtime.block_store.roots import MOST_NAME_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -42,14 +42,17 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 
 
 class Parting(Protocol):
-    """Part the rows of a task into folders, whose names say the values that they share. Picklable."""
+    """Part the rows of a task, by the values that they share. Picklable. A part's name says its values."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns that files lack, because their folders have them."""
+        """Return the columns that files lack, because the part has them."""
 
     def parted(self, table: pa.Table, refused: RefusedRows) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the rows of each folder without `columns`, by the folder's name; add what has none to `refused`."""
+        """Yield the rows of each part without `columns`, by the part's name; add what belongs to none to `refused`."""
+
+    def folder(self, part: str) -> str:
+        """Return the folder of a part's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ class FoldersOfValues:
     def parted(self, table: pa.Table, refused: RefusedRows) -> Iterator[tuple[str, pa.Table]]:
         """Yield the rows of each folder."""
         return parted(table, self.columns, refused)
+
+    def folder(self, part: str) -> str:
+        """Return the folder, which is the part's name."""
+        return part
 
 
 def checked_partitions(partition_by: Sequence[str] | str, *, compact: bool) -> tuple[str, ...]:
@@ -105,14 +112,23 @@ def partitions_of(parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(_unescape(part.partition("=")[0]) for part in parts[:-1])
 
 
-def parted(table: pa.Table, partition_by: Sequence[str], refused: RefusedRows) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each folder without its columns, by the folder's name; add what has none to `refused`."""
+def parted(
+    table: pa.Table,
+    partition_by: Sequence[str],
+    refused: RefusedRows,
+    named: Callable[[str, pa.Scalar | None], tuple[str, str]] | None = None,
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each part without its columns, by the part's name; add what has none to `refused`.
+
+    `named` returns the name of a column's value (None: null), and why it has none, if so; by default a folder's.
+    """
     if not partition_by:
         yield "", table
         return
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
 
+    of = named or _folder
     # One number for each combination of values, and its folder.
     keys = np.zeros(table.num_rows, dtype=np.int64)
     names = [""]
@@ -121,7 +137,7 @@ def parted(table: pa.Table, partition_by: Sequence[str], refused: RefusedRows) -
         encoded = table[column].combine_chunks().dictionary_encode()
         values = encoded.dictionary
         codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
-        found = [*(_folder(column, value) for value in values), (f"{_escape(column)}={NULL}", "")]
+        found = [*(of(column, value) for value in values), of(column, None)]
         for code, (_, reason) in enumerate(found):
             if reason:
                 for row in np.flatnonzero(codes == code).tolist():
@@ -154,13 +170,22 @@ def check_number(folders: int) -> None:
         )
 
 
-def _folder(column: str, value: pa.Scalar) -> tuple[str, str]:
-    """Return the folder of a value, and why it has none, if so."""
+def day_fault(column: str, value: pa.Scalar) -> str:
+    """Return why a value has no name, because it is a day beyond those of ISO 8601; empty: it is none."""
     import pyarrow as pa  # noqa: PLC0415
 
     days = value.cast(pa.int32()).as_py() if pa.types.is_date32(value.type) else None
-    if days is not None and not _FIRST_DAY <= days <= _LAST_DAY:
-        return "", f"column {column} is the day {days:,} since 1970: a folder has the years 0001 to 9999"
+    if days is None or _FIRST_DAY <= days <= _LAST_DAY:
+        return ""
+    return f"column {column} is the day {days:,} since 1970: a folder has the years 0001 to 9999"
+
+
+def _folder(column: str, value: pa.Scalar | None) -> tuple[str, str]:
+    """Return the folder of a value, and why it has none, if so."""
+    if value is None:
+        return f"{_escape(column)}={NULL}", ""
+    if reason := day_fault(column, value):
+        return "", reason
     plain = value.as_py()
     text = str(plain)
     if isinstance(plain, str) and (plain in ("", NULL) or _INFERRED.fullmatch(plain)):

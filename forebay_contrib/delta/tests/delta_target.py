@@ -10,29 +10,36 @@ from forebay import DeltaSink
 from tests.support.sinks.file_table_suite import FileTableTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import pytest
 
+    from receiver_runtime.sources.fields.secret import Secret
+
 
 class DeltaTarget(FileTableTarget):
     """A Delta table, and what its readers see."""
+
+    #: Those of the object store, for its reader, and as they are declared.
+    options: dict[str, str] | None = None
+    declared: Mapping[str, str | Secret] | None = None
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder / "counts")
 
     @property
     def table(self) -> DeltaTable:
-        return DeltaTable(self.location)
+        return DeltaTable(self.location, storage_options=self.options)
 
     def sink(self) -> DeltaSink:
-        return DeltaSink(self.location)
+        return DeltaSink(self.location, storage_options=self.declared)
 
     def read(self, version: int | None = None) -> list[dict[str, Any]]:
-        if not DeltaTable.is_deltatable(self.location):
+        if not DeltaTable.is_deltatable(self.location, self.options):
             return []
-        found: list[dict[str, Any]] = DeltaTable(self.location, version=version).to_pyarrow_table().to_pylist()
+        table = DeltaTable(self.location, version=version, storage_options=self.options)
+        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
         return found
 
     def commits(self) -> int:

@@ -174,6 +174,8 @@ class ParquetSink(Sink):
     def _stage(self, result: DataFrame, folder: str, attempt: OutputAttempt) -> Staged:
         """Let the tasks write, and list the files of the valid task attempts in the file FILES."""
         schema, store = arrow_schema(result.schema, attempt.name), LocalFiles(str(self.path))
+        # With this process's umask: Spark's workers may have another one.
+        (self.path / folder).mkdir(parents=True)
         staging = ParquetStaging(
             store,
             folder,

@@ -1,0 +1,90 @@
+"""Part rows by the partition columns of a Delta table, whose values the log has: files lack them.
+
+Owns which values the log gives back as they are. Spark's tasks run it, so it loads no deltalake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from orchestration.sinks.parquet_partitions import NULL, day_fault, parted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from orchestration.sinks.refused_rows import RefusedRows
+
+# Such a folder is the same to all that read the log's paths, in which other characters are escaped.
+_PLAIN = re.compile(r"[A-Za-z0-9_.=/-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaPartitions:
+    """Part rows by the values of the columns; a part's name has them escaped. A column that rows lack is null."""
+
+    columns: tuple[str, ...]
+
+    def parted(self, table: pa.Table, refused: RefusedRows) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the rows of each part."""
+        there = [column for column in self.columns if column in table.column_names]
+        missing = [_named(column, None)[0] for column in self.columns if column not in there]
+        for part, rows in parted(table, there, refused, _named):
+            yield "/".join(filter(None, (part, *missing))), rows
+
+    def folder(self, part: str) -> str:
+        """Return `column=value/` as other writers name it, or a folder that says nothing."""
+        named = "/".join(f"{one}{NULL}" if one.endswith("=") else one for one in part.split("/"))
+        return named if _PLAIN.fullmatch(named) else f"part-{hashlib.sha256(part.encode()).hexdigest()[:16]}"
+
+
+def values_of(part: str) -> dict[str, str | None]:
+    """Return the values of a part as the log has them."""
+    pairs = [one.partition("=") for one in part.split("/") if one]
+    return {unquote(column): unquote(value) or None for column, _, value in pairs}
+
+
+def unsupported(columns: Sequence[str], schema: pa.Schema) -> list[str]:
+    """Return the partition columns whose values readers take in several ways from the log, with their types.
+
+    deltalake reads a negative decimal wrongly, and Spark a time in the session's zone.
+    """
+    return [
+        f"the partition column {name} ({schema.field(name).type})"
+        for name in columns
+        if not _is_supported(schema.field(name).type)
+    ]
+
+
+def _is_supported(type_: pa.DataType) -> bool:
+    import pyarrow as pa  # noqa: PLC0415
+
+    types = pa.types
+    return bool(
+        types.is_integer(type_)
+        or types.is_boolean(type_)
+        or types.is_date32(type_)
+        or types.is_string(type_)
+        or types.is_large_string(type_)
+        or types.is_string_view(type_)
+    )
+
+
+def _named(column: str, value: pa.Scalar | None) -> tuple[str, str]:
+    """Return the name of a value, and why it has none, if so."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if value is None:
+        return f"{quote(column, safe='')}=", ""
+    if reason := day_fault(column, value):
+        return "", reason
+    plain = value.as_py()
+    text = str(plain).lower() if pa.types.is_boolean(value.type) else str(plain)
+    if not text:
+        return "", f"column {column} is an empty text, which a partition of Delta has for null"
+    return f"{quote(column, safe='')}={quote(text, safe='')}", ""

@@ -1,0 +1,311 @@
+"""Check what the modes, new columns and partitions of a DeltaSink do to a table, whatever is killed or comes late."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake.schema import PrimitiveType
+from pyspark.sql import types
+
+from forebay import DeclarationError, DeltaSink
+from forebay.testing.sinks import Died, _die, at
+from forebay_contrib.delta.commits import Commit
+from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step
+from orchestration.sinks.refused_rows import RefusedRowsError
+from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
+from tests.integration.orchestration.target_database import TIME, attempt
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EARLIER, LATER, LAST = (TIME + timedelta(seconds=seconds) for seconds in (-10, 10, 20))
+WORD, N = ("word", types.StringType()), ("n", types.LongType())
+EXTRA = ("extra", types.StringType())
+
+
+def frame(rows: list[tuple[Any, ...]], *fields: tuple[str, types.DataType]) -> DataFrame:
+    schema = types.StructType([types.StructField(*field) for field in fields])
+    return cast("DataFrame", FrameWithoutSpark(rows[::2], rows[1::2], schema=schema))
+
+
+def rows(sink: DeltaSink, *names: str) -> list[tuple[Any, ...]]:
+    found = DeltaTable(sink.target).to_pyarrow_table().to_pylist()
+    return sorted((tuple(row[name] for name in names or ("word", "n")) for row in found), key=str)
+
+
+def newest_entries(sink: DeltaSink) -> set[str]:
+    """Return the kinds of the entries in the newest commit."""
+    log = Path(sink.target, "_delta_log", f"{DeltaTable(sink.target).version():020}.json")
+    return {kind for line in log.read_text().splitlines() if line for kind in json.loads(line)}
+
+
+def test_overwrite_has_the_rows_of_the_newest_batch(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="overwrite")
+    sink.write(words(("a", 1)), attempt())
+    sink.write(words(("b", 2)), attempt(time=LATER))
+    assert rows(sink) == [("b", 2)]
+    late = sink.write(words(("c", 3)), attempt(2))
+    assert (rows(sink), late.rows) == ([("b", 2)], 1)
+    found = sink.committed(attempt(3))
+    assert found is not None
+    assert found.attempt == 2
+    sink.write(words(("d", 4)), attempt(2, time=LATER))
+    assert rows(sink) == [("d", 4)]
+    sink.write(words(), attempt(time=LAST))
+    sink.write(words(("e", 5)), attempt(3, time=LATER))
+    assert rows(sink) == []
+
+
+def test_overwrite_of_a_table_that_was_appended_to_goes_by_its_rows(tmp_path: Path) -> None:
+    DeltaSink(tmp_path / "t").write(words(("a", 1)), attempt(time=LATER))
+    sink = DeltaSink(tmp_path / "t", mode="overwrite")
+    sink.write(words(("late", 0)), attempt())
+    assert rows(sink) == [("a", 1)]
+    sink.write(words(("b", 2)), attempt(time=LAST))
+    assert rows(sink) == [("b", 2)]
+
+
+def test_merge_keeps_the_newest_batchs_row_of_each_key(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key="word")
+    sink.write(words(("a", 1), ("b", 1)), attempt())
+    sink.write(words(("a", 2)), attempt(time=LATER))
+    assert rows(sink) == [("a", 2), ("b", 1)]
+    # A replay: a key that it has no more is deleted, and one of a newer batch stays.
+    sink.write(words(("a", 9), ("c", 9)), attempt(2))
+    assert rows(sink) == [("a", 2), ("c", 9)]
+    sink.write(words(("a", 0), ("c", 0), ("d", 0)), attempt(time=EARLIER))
+    assert rows(sink) == [("a", 2), ("c", 9), ("d", 0)]
+    sink.write(words(), attempt(3))
+    assert rows(sink) == [("a", 2), ("d", 0)]
+    # That changed no row, and is a commit all the same.
+    sink.write(words(), attempt(4))
+    with pytest.raises(AttemptOutdatedError):
+        sink.write(words(("late", 1)), attempt(3))
+
+
+def test_rows_of_one_key_or_without_one_are_refused(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key=["word"])
+    with pytest.raises(RefusedRowsError, match=r"the key \(word='z'\): several rows of the batch have this key"):
+        # In two tasks.
+        sink.write(frame([("z", 1), ("z", 2)], WORD, N), attempt())
+    with pytest.raises(RefusedRowsError, match="column word is null, and must have a value"):
+        sink.write(frame([(None, 1)], WORD, N), attempt())
+    keeping = DeltaSink(tmp_path / "t", mode="merge", key=["word"], on_bad_rows="dead_letter")
+    written = keeping.write(frame([("z", 1), ("z", 2), (None, 3), ("y", 4)], WORD, N), attempt())
+    keeping.publish(written.location, batch_time=TIME)
+    assert (written.rows, written.refused, rows(sink)) == (1, 3, [("y", 4)])
+    [shown] = (tmp_path / "t").glob("_refused_rows/*.jsonl")
+    refused = [json.loads(line)["refused_row"] for line in shown.read_text().splitlines()]
+    assert sorted(row["n"] for row in refused) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("step", [Step.PREPARED, Step.STAGED, Step.COMMITTED])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"mode": "overwrite"}, [("a", 2), ("b", 3)]),
+        ({"mode": "merge", "key": "word"}, [("a", 2), ("b", 3), ("old", 0)]),
+        ({"partition_by": "word"}, [("a", 0), ("a", 2), ("b", 3), ("old", 0)]),
+    ],
+)
+def test_an_attempt_that_dies_comes_out_once(
+    tmp_path: Path, options: dict[str, Any], expected: list[Any], step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sink() -> DeltaSink:
+        return DeltaSink(tmp_path / "t", **options)
+
+    sink().write(words(("a", 0), ("old", 0)), attempt(time=EARLIER))
+    dying = sink()
+    monkeypatch.setattr(dying, "reached", at(step, _die))
+    with pytest.raises(Died):
+        dying.write(words(("a", 2), ("b", 3)), attempt())
+    found = sink().committed(attempt(2))
+    assert (found is not None) == (step is Step.COMMITTED)
+    if found is None:
+        sink().write(words(("a", 2), ("b", 3)), attempt(2))
+    assert rows(sink()) == expected
+    sink().write(words(("a", 2), ("b", 3)), attempt(3))
+    assert rows(sink()) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "overwrite"}, {"mode": "merge", "key": "word"}, {"partition_by": "n"}]
+)
+def test_a_column_that_comes_later_is_added_with_its_first_rows(tmp_path: Path, options: dict[str, Any]) -> None:
+    sink = DeltaSink(tmp_path / "t", **options)
+    sink.write(words(("a", 1)), attempt())
+    table = DeltaTable(sink.target).metadata()
+    sink.write(frame([("b", 2, "x")], WORD, N, EXTRA), attempt(time=LATER))
+    entries = newest_entries(sink)
+    kept = [] if sink.mode == "overwrite" else [("a", 1, None)]
+    assert rows(sink, "word", "n", "extra") == [*kept, ("b", 2, "x")]
+    if sink.mode != "merge":
+        assert {"metaData", "add", "txn"} <= entries, "one commit"
+    now = DeltaTable(sink.target).metadata()
+    assert (now.id, now.description) == (table.id, table.description)
+    # A replay of a batch from before the column, and one with it.
+    sink.write(words(("a", 3)), attempt(2))
+    sink.write(frame([("b", 4, "y")], WORD, N, EXTRA), attempt(2, time=LATER))
+    kept = [] if sink.mode == "overwrite" else [("a", 3, None)]
+    assert rows(sink, "word", "n", "extra") == [*kept, ("b", 4, "y")]
+
+
+def test_a_column_without_a_zone_that_comes_later_leaves_a_table_that_can_be_read(tmp_path: Path) -> None:
+    for options in ({}, {"mode": "overwrite"}, {"mode": "merge", "key": "word"}):
+        sink = DeltaSink(tmp_path / str(options.get("mode")), **cast("Any", options))
+        sink.write(words(("a", 1)), attempt())
+        sink.write(frame([("b", 2, None)], WORD, N, ("at", types.TimestampNTZType())), attempt(time=LATER))
+        assert ("b", 2) in rows(sink)
+
+
+def test_a_column_is_added_to_anothers_table_if_it_is_said(tmp_path: Path) -> None:
+    time = pa.array([0], pa.timestamp("us", "UTC"))
+    write_deltalake(tmp_path / "t", pa.table({"word": ["x"], "n": [1], "_batch_time": time}))
+    extra = frame([("b", 2, "x")], WORD, N, EXTRA)
+    with pytest.raises(
+        SinkError, match=r"the table has no column extra \(string\): ALTER TABLE .* or say columns='add'"
+    ):
+        DeltaSink(tmp_path / "t").write(extra, attempt())
+    assert DeltaSink(tmp_path / "t").check_target(extra.schema).health == "failed"
+    sink = DeltaSink(tmp_path / "t", columns="add")
+    assert sink.check_target(extra.schema).health == "ok"
+    sink.write(extra, attempt())
+    assert rows(sink, "word", "extra") == [("b", "x"), ("x", None)]
+    own = DeltaSink(tmp_path / "own", columns="refuse")
+    own.write(words(("a", 1)), attempt())
+    with pytest.raises(SinkError, match="has no column extra"):
+        own.write(extra, attempt(2))
+
+
+def test_two_batches_that_add_one_column_both_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = DeltaSink(tmp_path / "t")
+    sink.write(words(("a", 1)), attempt())
+    first = DeltaSink(tmp_path / "t")
+    second = lambda: sink.write(frame([("c", 3, "z")], WORD, N, EXTRA), attempt(time=LAST))  # noqa: E731
+    monkeypatch.setattr(first, "reached", at(Step.STAGED, cast("Any", second)))
+    first.write(frame([("b", 2, "y")], WORD, N, EXTRA), attempt(time=LATER))
+    assert rows(sink, "word", "extra") == [("a", None), ("b", "y"), ("c", "z")]
+    other = DeltaSink(tmp_path / "t")
+    added = ("other", types.LongType())
+    third = lambda: sink.write(frame([("d", 4, "z")], WORD, N, ("other", types.StringType())), attempt(4, time=LAST))  # noqa: E731
+    monkeypatch.setattr(other, "reached", at(Step.STAGED, cast("Any", third)))
+    with pytest.raises(SinkError, match="column other is string in the table and int64 in the result"):
+        other.write(frame([("b", 2, 5)], WORD, N, added), attempt(2, time=LATER))
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_commit_whose_answer_was_lost_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+) -> None:
+    """Its client repeats the put, which then conflicts with itself."""
+    sink = DeltaSink(tmp_path / "t")
+    if not is_new:
+        sink.write(words(("a", 1)), attempt(time=EARLIER))
+    name = "create" if is_new else "_name_files"
+    real = getattr(Commit, name)
+
+    def loses(commit: Commit, *arguments: Any) -> None:  # noqa: ANN401  as it was called
+        real(commit, *arguments)
+        raise OSError("the answer was lost")
+
+    monkeypatch.setattr(Commit, name, loses)
+    assert sink.write(words(("b", 2)), attempt()).rows == 1
+    monkeypatch.undo()
+    assert ("b", 2) in rows(sink)
+    monkeypatch.setattr(Commit, name, lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(SinkError, match=r"output 'counts' .*: no space left"):
+        DeltaSink(tmp_path / ("new" if is_new else "t")).write(words(("b", 2)), attempt(2))
+
+
+VALUES = [
+    ("b/ %41=é\n", 5, date(1, 1, 1), True),
+    ("01", -7, date(9999, 12, 31), False),
+    (None, None, None, None),
+    ("__HIVE_DEFAULT_PARTITION__", 0, date(2026, 1, 2), True),
+    ("x" * 300, 1, date(2026, 1, 2), True),
+]
+
+
+@pytest.mark.parametrize("is_others", [False, True])
+def test_each_value_of_a_partition_column_is_read_back(tmp_path: Path, *, is_others: bool) -> None:
+    names = ["text", "number", "day", "flag"]
+    kinds = [types.StringType(), types.IntegerType(), types.DateType(), types.BooleanType()]
+    fields = [*zip(names, kinds, strict=True), N]
+    if is_others:
+        arrow = [pa.string(), pa.int32(), pa.date32(), pa.bool_()]
+        columns = [*zip(names, arrow, strict=True), ("n", pa.int64()), ("_batch_time", pa.timestamp("us", "UTC"))]
+        DeltaTable.create(tmp_path / "t", Schema.from_arrow(pa.schema(columns)), partition_by=names)
+    sink = DeltaSink(tmp_path / "t", partition_by=() if is_others else names)
+    given = [(*values, at) for at, values in enumerate(VALUES)]
+    for number in (1, 2):
+        sink.write(frame(given, *fields), attempt(number))
+        assert rows(sink, *names, "n") == sorted(given, key=str)
+    # Rewritten by the path that goes through the files again.
+    DeltaTable(sink.target).optimize.compact()
+    sink.write(frame(given[:3], *fields), attempt(3))
+    assert rows(sink, *names, "n") == sorted(given[:3], key=str)
+    with pytest.raises(RefusedRowsError, match="column text is an empty text"):
+        sink.write(frame([("", 1, None, None, 9)], *fields), attempt(4))
+
+
+def test_a_tables_partitions_are_not_changed(tmp_path: Path) -> None:
+    DeltaSink(tmp_path / "t", partition_by=["word"]).write(words(("a", 1)), attempt())
+    for other in (["n"], ["n", "word"]):
+        sink = DeltaSink(tmp_path / "t", partition_by=other)
+        with pytest.raises(SinkError, match="is partitioned by word, and partition_by="):
+            sink.write(words(("a", 1)), attempt(2))
+        assert sink.check_target(words().schema).health == "failed"
+    with pytest.raises(SinkError, match="has no column 'x' of partition_by"):
+        DeltaSink(tmp_path / "t", partition_by="x").check_columns(words().schema, "counts")
+    with pytest.raises(SinkError, match="the partition column at"):
+        DeltaSink(tmp_path / "t", partition_by="at").check_columns(
+            frame([], ("at", types.TimestampType()), N).schema, "counts"
+        )
+
+
+def test_a_null_in_a_required_column_is_a_row_that_is_refused(tmp_path: Path) -> None:
+    kinds = [("word", "string"), ("n", "long"), ("_batch_time", "timestamp")]
+    schema = Schema([Field(name, PrimitiveType(kind), nullable=False) for name, kind in kinds])
+    DeltaTable.create(tmp_path / "t", schema=schema)
+    sink = DeltaSink(tmp_path / "t")
+    sink.write(words(("a", 1)), attempt())
+    with pytest.raises(RefusedRowsError, match="column n is null"):
+        sink.write(words(("a", None)), attempt(2))
+    with pytest.raises(SinkError, match=r"the result has no column n .* which must not be null"):
+        sink.write(frame([("a",)], WORD), attempt(2))
+    assert rows(sink) == [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "upsert"}, "must be one of append, overwrite, merge"),
+        ({"mode": "merge"}, "needs the columns"),
+        ({"key": "word"}, "is of no use to mode='append'"),
+        ({"mode": "merge", "key": ["a", "a"]}, "none twice"),
+        ({"partition_by": [5]}, "give names of columns"),
+        ({"columns": "drop"}, "must be one of add, refuse"),
+    ],
+)
+def test_a_declaration_that_can_not_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        DeltaSink("data/t", **options)
+
+
+def test_a_declaration_says_what_is_given(tmp_path: Path) -> None:
+    assert DeltaSink(tmp_path).declaration() == {"kind": "delta", "path": str(tmp_path)}
+    sink = DeltaSink(tmp_path, mode="merge", key="word", columns="add", partition_by="day")
+    assert sink.declaration() == {
+        "kind": "delta",
+        "path": str(tmp_path),
+        "mode": "merge",
+        "key": ["word"],
+        "columns": "add",
+        "partition_by": ["day"],
+    }
