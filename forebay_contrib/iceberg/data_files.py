@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import SinkError, TargetUnavailableError
+from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.refused_rows import RefusedRows
 
 if TYPE_CHECKING:
@@ -48,13 +49,20 @@ def iceberg_schema(columns: pa.Schema) -> Schema:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(columns))
 
 
-def arrow_schema_of(schema: Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return these columns of a table, with their ids; tasks refuse nulls before they write."""
+def arrow_schema_of(schema: Schema, columns: Sequence[str], key: Sequence[str]) -> pa.Schema:
+    """Return these columns of a table, with their ids; tasks refuse nulls in those of the key too."""
     import pyarrow as pa  # noqa: PLC0415
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
 
     there = schema_to_pyarrow(schema)
-    return pa.schema([there.field(name).with_nullable(True) for name in columns])  # noqa: FBT003  it takes no keywords
+    fields = [there.field(name) for name in columns]
+    return pa.schema(
+        [
+            # Tasks add the batch time themselves.
+            field.with_nullable(field.name == BATCH_TIME or (field.nullable and field.name not in key))
+            for field in fields
+        ]
+    )
 
 
 def columns_by_id(columns: pa.Schema, table: Table) -> dict[int, str]:
@@ -112,12 +120,11 @@ class DataFiles:
         If the table has got another spec since, the rows are written again by that. Raises SinkError if its columns
         have changed so that the file does not fit.
         """
-        folder, _, _ = file.path.rpartition("/")
         with self.store.open(file.path) as stream:
             parquet = opened(stream)
             self._check_ids(parquet.schema_arrow)
-            if not self.parting.has_parted(folder.rpartition("/")[2]):
-                return [*self.rewritten(parquet.read(), folder)]
+            if not self.parting.has_parted(file.part):
+                return [*self.rewritten(parquet.read(), file.path.rpartition("/")[0])]
             partition: tuple[Any, ...] = ()
             if self.parting.sources:
                 needed = [name for name in self.parting.top_columns if name in parquet.schema_arrow.names]

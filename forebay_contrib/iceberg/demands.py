@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from forebay_contrib.iceberg.files import AMBIGUOUS
 from forebay_contrib.iceberg.partitions import is_float, partitions_of
 from orchestration.declarations.sink import SinkError
-from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.table_columns import fields_in
 from receiver_runtime.block_store.roots import too_long
 
@@ -80,15 +79,6 @@ def unwritten(table: Table, key: Sequence[str]) -> Iterator[str]:
     snapshot = table.current_snapshot()
     if snapshot and snapshot.summary and snapshot.summary.additional_properties.get(_EQUALITY_DELETES, "0") != "0":
         yield "equality deletes, which pyiceberg does not read (rewrite its data files to be rid of them)"
-
-
-def required_columns(table: Table, key: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the columns in which a row can't have null, and why."""
-    needed = {
-        field.name: "and the table requires it" for field in table.schema().fields if field.required
-    } | dict.fromkeys(key, "and the key of merge says which row is meant")
-    needed.pop(BATCH_TIME, None)
-    return list(needed.items())
 
 
 def other_partitions(table: Table, declared: Sequence[Partition]) -> str | None:

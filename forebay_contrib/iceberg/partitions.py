@@ -133,26 +133,20 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class PartitionedRows:
-    """Part a task's rows by the values of a spec, each into a folder of its own; refuse those that lack a value.
-
-    `required`: columns that must not be null, and why. `batch_time`: the value of that column, where rows lack it.
-    """
+    """Part a task's rows by the values of a spec; `batch_time`: the value of that column, where rows lack it."""
 
     spec_id: int
     sources: tuple[_Source, ...]
-    required: tuple[tuple[str, str], ...] = ()
     batch_time: datetime | None = None
 
     @classmethod
-    def of(
-        cls, spec: PartitionSpec, schema: Schema, required: Sequence[tuple[str, str]], batch_time: datetime | None
-    ) -> PartitionedRows:
+    def of(cls, spec: PartitionSpec, schema: Schema, batch_time: datetime | None) -> PartitionedRows:
         """Return the parting for a table's spec."""
         sources = tuple(
             _Source(_path(schema, field.source_id), schema.find_type(field.source_id), str(field.transform))
             for field in spec.fields
         )
-        return cls(spec.spec_id, sources, tuple(required), batch_time)
+        return cls(spec.spec_id, sources, batch_time)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -165,22 +159,17 @@ class PartitionedRows:
         return tuple(source.path[0] for source in self.sources)
 
     def parted(self, table: pa.Table, refused: RefusedRows) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the rows of each partition, by a folder of its own, whose name readers need not understand."""
+        """Yield the rows of each partition; add what has none to `refused`."""
         import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.compute as pc  # noqa: PLC0415
 
         reasons: dict[int, str] = {}
-        for name, why in self.required:
-            if name in table.column_names and table[name].null_count:
-                for row in pc.indices_nonzero(table[name].is_null()).to_pylist():
-                    reasons.setdefault(row, f"column {name} is null, {why}")
         codes, values = self._values(table, reasons)
         for row, reason in sorted(reasons.items()):
             one = table.slice(row, 1).combine_chunks().to_batches()[0]
             refused.add(RefusedRow(row_as_json(readable_row(one)), reason))
         refused.end()
         if not reasons and len(values) == 1:
-            yield self._folder(values[0]), table
+            yield self._part(values[0]), table
             return
         import numpy as np  # noqa: PLC0415
 
@@ -191,13 +180,17 @@ class PartitionedRows:
         begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
         rows = table.take(pa.array(order))
         for begin, end in zip(begins, [*begins[1:], len(order)], strict=True):
-            yield self._folder(values[int(codes[order[begin]])]), rows.slice(begin, end - begin)
+            yield self._part(values[int(codes[order[begin]])]), rows.slice(begin, end - begin)
 
-    def has_parted(self, folder: str) -> bool:
-        """Return whether a folder is of a partition by this spec: a table may have got another one meanwhile."""
-        return not self.sources or folder.startswith(f"{self.spec_id}-")
+    def folder(self, part: str) -> str:
+        """Return the folder of a part's files, whose name readers need not understand."""
+        return part
 
-    def _folder(self, values: tuple[Any, ...]) -> str:
+    def has_parted(self, part: str) -> bool:
+        """Return whether a part is of this spec: a table may have got another one meanwhile."""
+        return not self.sources or part.startswith(f"{self.spec_id}-")
+
+    def _part(self, values: tuple[Any, ...]) -> str:
         return f"{self.spec_id}-{hashlib.sha256(repr(values).encode()).hexdigest()[:16]}" if values else ""
 
     def partition(self, row: pa.Table) -> tuple[Any, ...]:

@@ -11,20 +11,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from forebay_contrib.iceberg.data_files import columns_by_id, deleted_rows, name_of, opened, rows_of, write_parquet
+from forebay_contrib.iceberg.data_files import columns_by_id, deleted_rows, name_of, opened, rows_of
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.parquet_staging import Staged, StagedFile
-from orchestration.sinks.refused_files import stage
-from orchestration.sinks.refused_rows import (
-    KEEP_WAY_OUT,
-    RefusedRow,
-    RefusedRows,
-    RefusedRowsError,
-    readable_row,
-    row_as_json,
-    shown,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +27,7 @@ if TYPE_CHECKING:
 
     from forebay_contrib.iceberg.data_files import DataFiles
     from orchestration.sinks.file_stores import FileStore
-    from orchestration.sinks.parquet_staging import ParquetStaging
+    from orchestration.sinks.parquet_staging import StagedFile
 
 Mode = Literal["append", "overwrite", "merge"]
 
@@ -147,52 +136,6 @@ def staged_keys(store: FileStore, files: Sequence[StagedFile], key: Sequence[str
         with store.open(file.path) as stream:
             parts.append(rows_of(stream, list(key)).select(list(key)))
     return pa.concat_tables(parts) if parts else pa.table({name: pa.nulls(0) for name in key})
-
-
-def refuse_repeated(staged: Staged, staging: ParquetStaging, key: Sequence[str], where: str) -> Staged:
-    """Return the batch without the rows of which another has the key: nothing says which one is meant.
-
-    Raises RefusedRowsError, if they are not kept aside.
-    """
-    twice = repeated(staged_keys(staging.store, staged.files, key))
-    if not twice.any():
-        return staged
-    refused = RefusedRows(keeps=staging.keeps_refused, way_out=f": group by the key{KEEP_WAY_OUT}")
-    of_file = _of_files(twice, staged.files)
-    try:
-        for file, here in zip(staged.files, of_file, strict=True):
-            for one in _part(staging.store, file, here).drop_columns([BATCH_TIME]).to_batches(max_chunksize=1):
-                row = readable_row(one)
-                named = ", ".join(f"{name} {shown(row[name])}" for name in key)
-                refused.add(RefusedRow(row_as_json(row), f"several rows of the batch have the key {named}"))
-        refused.end()
-    except RefusedRowsError as error:
-        raise RefusedRowsError(f"{where}: {error}") from None
-    files = []
-    for file, here in zip(staged.files, of_file, strict=True):
-        if not here.any():
-            files.append(file)
-        elif not here.all():
-            path, once = f"{file.path.removesuffix('.parquet')}-once.parquet", _part(staging.store, file, ~here)
-            stream = staging.store.create(path)
-            write_parquet(stream, once)
-            files.append(StagedFile(path, staging.store.keep(path, stream), once.num_rows))
-    stage(staging.store, staging.folder, refused.lines())
-    return Staged(files, staged.refused + len(refused.rows))
-
-
-def repeated(keys: pa.Table) -> np.ndarray:
-    """Return whether each row's key is that of another row too."""
-    import numpy as np  # noqa: PLC0415
-    import pyarrow as pa  # noqa: PLC0415
-
-    names = list(keys.column_names)
-    counted = keys.append_column(_ROW, pa.array(np.arange(keys.num_rows))).group_by(names).aggregate([(_ROW, "list")])
-    found = np.zeros(keys.num_rows, dtype=bool)
-    for rows in counted[f"{_ROW}_list"].to_pylist():
-        if len(rows) > 1:
-            found[rows] = True
-    return found
 
 
 @dataclass(frozen=True, slots=True)

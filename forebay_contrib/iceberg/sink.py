@@ -28,7 +28,7 @@ from forebay_contrib.iceberg.commits import (
     written_by,
 )
 from forebay_contrib.iceberg.data_files import DataFiles, arrow_schema_of, iceberg_schema
-from forebay_contrib.iceberg.demands import check_key, check_new, other_partitions, required_columns, unwritten
+from forebay_contrib.iceberg.demands import check_key, check_new, other_partitions, unwritten
 from forebay_contrib.iceberg.files import place_of, store_of
 from forebay_contrib.iceberg.partitions import Partition, PartitionedRows, spec_of
 from forebay_contrib.iceberg.replacement import (
@@ -37,7 +37,6 @@ from forebay_contrib.iceberg.replacement import (
     append,
     checked_mode,
     merge,
-    refuse_repeated,
     replace_all,
     replace_batch,
 )
@@ -46,7 +45,7 @@ from orchestration.declarations.sink import Committed, Place, SinkError
 from orchestration.sinks.column_changes import checked_policy, declared_policy
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import staged_files, with_batch_time
-from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
+from orchestration.sinks.refused_rows import OnBadRows, RefusedRowsError, checked_choice, declared_choice
 from orchestration.sinks.table_columns import fields_in
 
 if TYPE_CHECKING:
@@ -194,10 +193,12 @@ class IcebergSink(FileTableSink):
         # renamed later would be lost.
         changes = changes_of(table, schema, self.columns, attempt.name)
         columns = change(table.transaction(), changes, schema)
-        of_files = arrow_schema_of(columns, with_batch_time(schema).names).serialize().to_pybytes()
-        parting = PartitionedRows.of(table.spec(), columns, required_columns(table, self.key), attempt.batch_time)
-        staged = staged_files(result, replace(staging, schema=of_files, parting=parting))
-        return refuse_repeated(staged, staging, self.key, attempt.name) if self.key else staged
+        of_files = arrow_schema_of(columns, with_batch_time(schema).names, self.key).serialize().to_pybytes()
+        parting = PartitionedRows.of(table.spec(), columns, attempt.batch_time)
+        try:
+            return staged_files(result, replace(staging, schema=of_files, parting=parting), self.key)
+        except RefusedRowsError as error:
+            raise RefusedRowsError(f"{attempt.name}: {error}") from None
 
     def _check_table(self, connection: Catalog, schema: pa.Schema | None, where: str) -> bool:
         table = self._catalog.table(connection, self.table, where)
@@ -258,7 +259,7 @@ class IcebergSink(FileTableSink):
         self._checked(table, schema, attempt.name)
         transaction = without_retries(table)
         columns = change(transaction, changes_of(table, schema, self.columns, attempt.name), schema)
-        parting = PartitionedRows.of(table.spec(), columns, (), None)
+        parting = PartitionedRows.of(table.spec(), columns, None)
         data_files = DataFiles(table, columns, parting, store)
         batch = Batch(files, f"{batch_folder(attempt)}/attempt{attempt.attempt}-replaced", attempt.batch_time)
         replacement = Replacement()

@@ -23,14 +23,9 @@ _FOLDER = "_refused_rows"
 
 
 def stage(store: FileStore, folder: str, lines: bytes) -> None:
-    """Add refused rows to those of an attempt in its folder, durably; nothing if there are none."""
-    staged = f"{folder}/{_STAGED}"
-    if not lines:
-        return
-    if store.exists(staged):
-        with store.open(staged) as before:
-            lines = before.read() + lines
-    store.put(staged, lines)
+    """Write an attempt's refused rows to its folder, durably; nothing if there are none."""
+    if lines:
+        store.put(f"{folder}/{_STAGED}", lines)
 
 
 def show(store: FileStore, folder: str, batch_time: datetime, check: Check) -> None:

@@ -128,8 +128,8 @@ def test_a_replay_of_an_older_batch_without_a_snapshot_replaces_no_newer_row(pla
 def test_rows_of_one_key_in_a_batch_are_refused_and_so_is_a_null(place: Place) -> None:
     place.sink(**MERGE).write(words(("a", 1)), attempt())
     for rows, why in (
-        ([("a", 2), ("a", 3), ("b", 1)], "2 row.* several rows of the batch have the key word 'a'"),
-        ([("b", 1), (None, 2)], "column word is null, and the key of merge says which row is meant"),
+        ([("a", 2), ("a", 3), ("b", 1)], "2 row.* the key .word='a'.: several rows of the batch have this key"),
+        ([("b", 1), (None, 2)], "column word is null, and must have a value"),
     ):
         with pytest.raises(RefusedRowsError, match=why):
             place.sink(**MERGE).write(words(*rows), attempt(time=LATER))
@@ -356,7 +356,7 @@ def test_rows_that_others_have_deleted_by_position_stay_deleted(place: Place, tm
     deleted = FileScanTask(task.file, {of_positions})
     assert (deleted_rows(table, task), deleted_rows(table, deleted)) == ([], [1])
     store = LocalFiles(f"{table.location().removeprefix('file://')}/data")
-    parting = PartitionedRows.of(table.spec(), table.schema(), (), None)
+    parting = PartitionedRows.of(table.spec(), table.schema(), None)
     rows = _Rows.of(deleted, DataFiles(table, table.schema(), parting, store), ["word"])
     assert [*rows.live] == [True, False, True]
     found, _ = rows.with_keys(pa.table({"word": ["b", "c"]}), ["word"])

@@ -21,10 +21,10 @@ _COLUMNS = pa.schema([("word", pa.string()), ("n", pa.int64()), ("at", pa.timest
 _YEAR_20000 = 568_971_820_800_000_000
 
 
-def parting(*by: str, required: tuple[str, ...] = ()) -> PartitionedRows:
+def parting(*by: str) -> PartitionedRows:
     schema = iceberg_schema(_COLUMNS)
     spec = spec_of([Partition.of(text) for text in by], schema)
-    return PartitionedRows.of(spec, schema, [(name, "why") for name in required], datetime(2026, 1, 1, tzinfo=UTC))
+    return PartitionedRows.of(spec, schema, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def table(*rows: tuple[str | None, int | None, int | None]) -> pa.Table:
@@ -47,14 +47,9 @@ def test_a_declared_partition_is_read(text: str, read: Partition, shown: str) ->
 
 def test_a_time_that_a_transform_does_not_take_refuses_its_row_alone() -> None:
     refused = RefusedRows(keeps=True)
-    parts = parting("year(at)", "word", required=("n",)).parted(
-        table(("a", 1, 0), ("b", 2, _YEAR_20000), ("c", None, 0), (None, 4, None)), refused
-    )
+    parts = parting("year(at)", "word").parted(table(("a", 1, 0), ("b", 2, _YEAR_20000), (None, 4, None)), refused)
     assert sorted(part["n"].to_pylist() for _, part in parts) == [[1], [4]]
-    assert [row.reason for row in refused.rows] == [
-        "column at is beyond what year of a partition takes",
-        "column n is null, why",
-    ]
+    assert [row.reason for row in refused.rows] == ["column at is beyond what year of a partition takes"]
     # Days have no end.
     [(_, part)] = parting("day(at)").parted(table(("b", 2, _YEAR_20000)), RefusedRows())
     assert parting("day(at)").partition(part) == (_YEAR_20000 // 86_400_000_000,)
@@ -90,7 +85,7 @@ def test_each_row_is_in_the_partition_of_its_values_and_no_other_is_there(
 
 
 def test_a_table_without_partitions_needs_no_pyiceberg_where_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    parted = pickle.loads(pickle.dumps(parting(required=("word",))))
+    parted = pickle.loads(pickle.dumps(parting()))
     monkeypatch.setitem(cast("dict[str, Any]", sys.modules), "pyiceberg.transforms", None)
     [(folder, part)] = parted.parted(table(("a", 1, 0)), RefusedRows())
     assert (folder, part.num_rows) == ("", 1)

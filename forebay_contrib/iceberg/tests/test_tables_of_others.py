@@ -157,7 +157,7 @@ def test_null_in_a_required_column_is_refused_with_its_row(tmp_path: Path) -> No
     with load_catalog("forebay", **catalog) as loaded:
         loaded.create_namespace("s")
         table = loaded.create_table("s.t", Schema(word, _NUMBER, _TIME))
-    with pytest.raises(RefusedRowsError, match="column word is null, and the table requires it"):
+    with pytest.raises(RefusedRowsError, match="column word is null, and must have a value"):
         IcebergSink("s.t", catalog=catalog).write(words(("a", 1), (None, 2)), attempt())
     keeping = IcebergSink("s.t", catalog=catalog, on_bad_rows="dead_letter")
     written = keeping.write(words(("a", 1), (None, 2)), attempt())

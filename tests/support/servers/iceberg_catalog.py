@@ -1,6 +1,6 @@
 """Real Iceberg REST catalog for tests: that of Apache Iceberg's own tests, on SQLite, with tables on an S3 server.
 
-Maven downloads its jars once (25 of them, 92 MB) into a folder of the user's cache that outlives the checkout, for the
+Maven downloads its jars once (34 of them, 92 MB) into a folder of the user's cache that outlives the checkout, for the
 first test that needs them or for ``python -m tests.support.servers.iceberg_catalog``. Hadoop's jars are PySpark's.
 """
 
