@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -28,7 +29,7 @@ from forebay.testing.sinks import Died, _die, at
 from forebay_contrib.iceberg.data_files import DataFiles, deleted_rows
 from forebay_contrib.iceberg.partitions import PartitionedRows
 from forebay_contrib.iceberg.replacement import _Rows
-from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step
+from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step, TargetUnavailableError
 from orchestration.sinks.file_stores import LocalFiles
 from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import words
@@ -205,6 +206,30 @@ def test_a_commit_between_the_look_and_the_commit_is_seen(place: Place, monkeypa
     named = {str(row["file_path"]) for row in table.inspect.all_files().to_pylist()}
     data = table.location().removeprefix("file://") + "/data"
     assert {str(path) for path in pathlib.Path(data).rglob("*replaced*/*.parquet")} <= named
+
+
+@pytest.mark.parametrize("options", [{}, MERGE, OVERWRITE], ids=["append", "merge", "overwrite"])
+def test_a_commit_whose_answer_was_lost_is_found(
+    place: Place, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.sink(**options).write(words(("old", 0)), attempt(time=FIRST))
+    sink: Any = place.sink(**options)
+    real = sink._commit_to
+
+    def commit_to(*arguments: Any) -> None:  # noqa: ANN401  as it was called
+        real(*arguments)
+        raise requests.ConnectionError("cut")
+
+    monkeypatch.setattr(sink, "_commit_to", commit_to)
+    with pytest.raises(TargetUnavailableError, match="the catalog 'forebay' can't be reached: cut"):
+        sink.write(words(("a", 1)), attempt(time=LATER))
+    after = [("a", 1)] if options is OVERWRITE else [("a", 1), ("old", 0)]
+    assert place.rows() == after
+    found = place.sink(**options).committed(attempt(2, time=LATER))
+    assert found is not None
+    assert (found.attempt, found.written.rows) == (1, 1)
+    place.sink(**options).write(words(("a", 1)), attempt(2, time=LATER))
+    assert place.rows() == after
 
 
 class _Model:
