@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 kafka brokers namespaces stress examples chaos fuzz searches slow full check audit wheel-demo clean
+.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 catalogs kafka brokers namespaces stress examples chaos fuzz searches slow full check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -116,6 +116,9 @@ docs: $(STAMP) ## the documentation as a site, in build/site; a warning, such as
 
 s3: $(STAMP) ## the block store and sinks on a real S3 server, built once by Go into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 forebay_contrib $(ARGS)
+
+catalogs: $(STAMP) ## the Iceberg sink on Apache Iceberg's own REST catalog, downloaded by Maven like Kafka, and on S3; needs Java, Go
+	$(BIN)/python -m pytest -m catalogs forebay_contrib $(ARGS)
 
 kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
 	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)

@@ -1,55 +1,69 @@
 """Write to an Iceberg table, each batch exactly once: the table's snapshots decide.
 
-Spark's tasks write Parquet files below the table's location, and one transaction deletes what an earlier attempt at the
-batch wrote (by `_batch_time`) and adds this attempt's files. Its snapshot carries the application id of (pipeline,
-output, batch time) and the attempt. The catalog accepts only one commit after a snapshot: a writer that comes second
-reads the table again, and changes nothing if it has a newer attempt's commit.
+Spark's tasks write Parquet files where the table's catalog puts them, and one transaction of one snapshot removes the
+rows that the batch replaces (of an earlier attempt at it; in mode="merge" of its keys too), adds this attempt's files,
+and the columns that are new in them. The snapshot carries the application id of (pipeline, output, batch time) and the
+attempt. The catalog accepts only one commit after a snapshot: a writer that comes second reads the table again, and
+changes nothing if it has a newer attempt's commit.
 
 Needs the package `pyiceberg`, and no connector in the JVM.
 """
 
 from __future__ import annotations
 
-import re
-from contextlib import closing
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
+from forebay_contrib.iceberg.catalogs import DeclaredCatalog, load_pyiceberg
+from forebay_contrib.iceberg.column_types import change, changes_of
+from forebay_contrib.iceberg.commits import (
+    ATTEMPT,
+    MADE_BY,
+    RUN,
+    add_snapshot,
+    has_newer_batch,
+    newest_commit,
+    remember_newest,
+    without_retries,
+    written_by,
+)
+from forebay_contrib.iceberg.data_files import DataFiles, arrow_schema_of, iceberg_schema
+from forebay_contrib.iceberg.demands import check_key, check_new, other_partitions, unwritten
+from forebay_contrib.iceberg.files import place_of, store_of
+from forebay_contrib.iceberg.partitions import Partition, PartitionedRows, spec_of
+from forebay_contrib.iceberg.replacement import (
+    Batch,
+    Replacement,
+    append,
+    checked_mode,
+    merge,
+    replace_all,
+    replace_batch,
+)
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, Place, SinkError, TargetUnavailableError, Written
-from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.column_changes import ArrowDialect, arrow_changes
-from orchestration.sinks.file_stores import LocalFiles
-from orchestration.sinks.file_table import FileTableSink
-from orchestration.sinks.parquet_staging import with_batch_time
-from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
+from orchestration.declarations.sink import Committed, Place, SinkError
+from orchestration.sinks.column_changes import checked_policy, declared_policy
+from orchestration.sinks.file_table import FileTableSink, batch_folder
+from orchestration.sinks.parquet_staging import staged_files, with_batch_time
+from orchestration.sinks.refused_rows import OnBadRows, RefusedRowsError, checked_choice, declared_choice
 from orchestration.sinks.table_columns import fields_in
-from receiver_runtime.block_store.roots import too_long
-from receiver_runtime.block_store.secret_url import SecretUrl
-from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table, Transaction
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import OutputAttempt
+    from forebay_contrib.iceberg.catalogs import Properties
+    from forebay_contrib.iceberg.replacement import Mode
+    from orchestration.declarations.sink import OutputAttempt, Written
+    from orchestration.sinks.column_changes import ColumnPolicy
     from orchestration.sinks.file_stores import FileStore
-    from orchestration.sinks.parquet_staging import StagedFile
-
-_APPLICATION = "forebay.application"
-_ATTEMPT = "forebay.attempt"
-_RUN = "forebay.run"
-_ROWS = "forebay.rows"
-_REFUSED = "forebay.refused"
-_LOCATION = "forebay.location"
-_SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
-_REFERENCE = ("env:", "file:/")
-_NEWEST_FORMAT = 2
-_AMBIGUOUS = frozenset("%#?")  # in a location, which may be a URL
+    from orchestration.sinks.parquet_staging import ParquetStaging, Staged, StagedFile
 
 
 class IcebergSink(FileTableSink):
@@ -63,21 +77,32 @@ class IcebergSink(FileTableSink):
         self,
         table: str,
         *,
-        catalog: Mapping[str, str | Secret],
+        catalog: Properties,
         name: str = "forebay",
+        mode: Mode = "append",
+        key: Sequence[str] | str | None = None,
+        columns: ColumnPolicy | None = None,
+        partition_by: Sequence[str] | str = (),
         on_bad_rows: OnBadRows = "fail",
     ) -> None:
         """Declare the table.
 
         Args:
             table: `NAMESPACE.TABLE`; the table and its namespace are created at the first batch if they are missing.
-                Its location is a directory that Spark's workers share.
-            catalog: pyiceberg's properties of your catalog, such as `{"type": "sql", "uri": EnvVar("CATALOG_URI"),
-                "warehouse": "file:///data/warehouse"}`; secret values as `EnvVar("NAME")`, `"env:NAME"` or (not for
-                `warehouse`) `Secret("file:/PATH")`.
+            catalog: pyiceberg's properties of your catalog (REST, SQL, Glue, Hive) and of its tables' store, such as
+                `{"type": "rest", "uri": "https://…", "credential": EnvVar("CATALOG_LOGIN")}`; secret values as
+                `EnvVar("NAME")`, `"env:NAME"` or `Secret("file:/PATH")`.
             name: the catalog's name, which a SQL catalog has in its own tables.
-            on_bad_rows: what happens to rows with a text that is not UTF-8: "fail" fails the batch, and names them;
-                "dead_letter" commits the others, and shows the refused rows as lines of JSON in `data/_refused_rows/`.
+            mode: "append" keeps each batch's rows; "overwrite" only those of the newest batch; "merge" one row per
+                `key`, from the newest batch that had it.
+            key: the columns that identify a row, for "merge".
+            columns: what happens if a result has columns that the table lacks, or wider ones: "add" changes the table
+                with the first rows that have them, "refuse" fails the batch; by default "add" if this sink made the
+                table.
+            partition_by: how a table that the sink makes is partitioned: `["day(at)", "bucket(16, id)"]`.
+            on_bad_rows: what happens to rows that the table can't hold (a text that is not UTF-8, a null in the key or
+                in a required column): "fail" fails the batch, and names them; "dead_letter" commits the others, and
+                shows the refused rows as lines of JSON in `data/_refused_rows/`.
 
         Raises:
             DeclarationError: the table has no namespace, a secret is given as plain text, or there is no such choice.
@@ -86,9 +111,16 @@ class IcebergSink(FileTableSink):
             message = f"IcebergSink: table {table!r} has no namespace: write NAMESPACE.TABLE"
             raise DeclarationError(message)
         self.table = table
-        self.name = name
+        self.mode, self.key = checked_mode(mode, key, f"IcebergSink {table!r}")
+        self.columns = checked_policy(columns, "IcebergSink")
+        texts = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        try:
+            self.partition_by = tuple(map(Partition.of, texts))
+        except ValueError as error:
+            message = f"IcebergSink {table!r}: partition_by: {error}"
+            raise DeclarationError(message) from None
         self.on_bad_rows = checked_choice(on_bad_rows, "IcebergSink")
-        self._catalog = {key: _checked(key, value) for key, value in catalog.items()}
+        self._catalog = DeclaredCatalog.of(name, catalog)
 
     @property
     def target(self) -> str:
@@ -100,8 +132,12 @@ class IcebergSink(FileTableSink):
         return {
             "kind": "iceberg",
             "table": self.table,
-            "catalog": self.name,
-            "properties": {key: str(value) for key, value in self._catalog.items()},
+            "catalog": self._catalog.name,
+            "properties": self._catalog.declaration(),
+            **({} if self.mode == "append" else {"mode": self.mode}),
+            **({"key": list(self.key)} if self.key else {}),
+            **declared_policy(self.columns),
+            **({"partition_by": [one.shown for one in self.partition_by]} if self.partition_by else {}),
             **declared_choice(self.on_bad_rows),
         }
 
@@ -118,63 +154,59 @@ class IcebergSink(FileTableSink):
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table's snapshots, if the driver log knows its run."""
         with self._connect(attempt.name) as catalog:
-            found = _newest_commit(self._table(catalog, attempt.name), attempt)
-        if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
+            found = newest_commit(self._catalog.table(catalog, self.table, attempt.name), attempt)
+        if found is None or not attempt.knows(int(found[ATTEMPT]), found[RUN]):
             return None
-        written = Written(found[_LOCATION], int(found[_ROWS]), int(found[_REFUSED]))
-        return Committed(int(found[_ATTEMPT]), written)
+        return Committed(int(found[ATTEMPT]), written_by(found))
 
     def load(self) -> None:
         """Import pyiceberg."""
-        self._pyiceberg()
+        load_pyiceberg()
 
     def _connect(self, where: str) -> AbstractContextManager[Any]:
-        # A catalog in a database holds connections until it is closed.
-        return closing(self._load_catalog(where))
+        return self._catalog.opened(where)
 
-    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
+    def _prepare(self, connection: Catalog, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
 
-        table, whole = self._table(connection, attempt.name), with_batch_time(schema)
+        table = self._catalog.table(connection, self.table, attempt.name)
         if table is None:
-            self._check_new(attempt.name)
+            check_new(self.table, attempt.name)
+            columns = iceberg_schema(with_batch_time(schema))
+            spec = spec_of(self.partition_by, columns)
             connection.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            made_by = {MADE_BY: f"{attempt.pipeline}.{attempt.output}"}
             try:
-                table = connection.create_table(self.table, schema=whole)
+                table = connection.create_table(self.table, columns, partition_spec=spec, properties=made_by)
             except TableAlreadyExistsError:
                 table = connection.load_table(self.table)
-        return LocalFiles(str(self._checked(table, schema, attempt.name) / "data"))
+        return self._checked(table, schema, attempt.name)
 
-    def _store(self, connection: Any, place: str, where: str) -> FileStore:  # noqa: ANN401
-        del connection, where
-        return LocalFiles(place)
+    def _store(self, connection: Catalog, place: str, where: str) -> FileStore:
+        return store_of(self._catalog.table(connection, self.table, where), place, where)
 
-    def _schema_of_files(self, connection: Any, schema: pa.Schema) -> pa.Schema:  # noqa: ANN401
-        """Return the table's columns with their ids: by its name, a column that is renamed later would be lost."""
-        import pyarrow as pa  # noqa: PLC0415
-        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+    def _stage(
+        self, connection: Catalog, staging: ParquetStaging, result: DataFrame, schema: pa.Schema, attempt: OutputAttempt
+    ) -> Staged:
+        table = connection.load_table(self.table)
+        # Files have the ids of the table's columns, also of those that the commit adds: by its name, a column that is
+        # renamed later would be lost.
+        changes = changes_of(table, schema, self.columns, attempt.name)
+        columns = change(table.transaction(), changes, schema)
+        of_files = arrow_schema_of(columns, with_batch_time(schema).names, self.key).serialize().to_pybytes()
+        parting = PartitionedRows.of(table.spec(), columns, attempt.batch_time)
+        try:
+            return staged_files(result, replace(staging, schema=of_files, parting=parting), self.key)
+        except RefusedRowsError as error:
+            raise RefusedRowsError(f"{attempt.name}: {error}") from None
 
-        there = schema_to_pyarrow(connection.load_table(self.table).schema())
-        return pa.schema([there.field(name) for name in with_batch_time(schema).names])
-
-    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
-        table = self._table(connection, where)
+    def _check_table(self, connection: Catalog, schema: pa.Schema | None, where: str) -> bool:
+        table = self._catalog.table(connection, self.table, where)
         if table is None:
-            self._check_new(where)
+            check_new(self.table, where)
         else:
             self._checked(table, schema, where)
         return table is not None
-
-    def _check_new(self, where: str) -> None:
-        """Raise SinkError for a name that can't be part of the new table's directory."""
-        if found := sorted(_AMBIGUOUS & set(self.table)):
-            raise SinkError(
-                f"{where}: the name of its Iceberg table {self.table!r} has {', '.join(found)}, which programs read in "
-                "several ways in the name of its directory: name the table otherwise"
-            )
-        namespace, _, name = self.table.rpartition(".")
-        if why := too_long(f"{namespace}.db/{name}"):
-            raise SinkError(f"{where}: its Iceberg table would have a directory of its name, and {why}")
 
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
@@ -187,34 +219,31 @@ class IcebergSink(FileTableSink):
                     "column: rename one by .alias(...)"
                 )
             seen.add(path)
+        check_key(schema, self.key, where)
+        if self.partition_by:
+            self.load()
+            try:
+                spec_of(self.partition_by, iceberg_schema(with_batch_time(columns)))
+            except ValueError as error:
+                raise SinkError(f"{where}: {error}") from None
         return columns
 
-    def _checked(self, table: Any, schema: pa.Schema | None, where: str) -> Path:  # noqa: ANN401
-        """Return the directory of a table. Raises SinkError if the sink does not write it, or columns don't fit."""
-        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
-
-        self._check_kind(table, where)
+    def _checked(self, table: Table, schema: pa.Schema | None, where: str) -> FileStore:
+        """Return the table's files. Raises SinkError if the sink does not write it, or columns don't fit."""
+        self._refuse_table([*unwritten(table, self.key)], where)
+        if self.partition_by and (there := other_partitions(table, self.partition_by)) is not None:
+            raise SinkError(
+                f"{where}: the Iceberg table {self.table} is partitioned by {there}, and partition_by says "
+                f"{', '.join(one.shown for one in self.partition_by)}: leave partition_by out, which is for a table "
+                "that the sink makes, or change the table's partition spec"
+            )
         if schema is not None:
-            there, dialect = schema_to_pyarrow(table.schema()), ArrowDialect(self.table, self.table)
-            arrow_changes(with_batch_time(schema), there, dialect, policy="refuse", where=where)
-        return _directory(table.location(), where)
-
-    def _check_kind(self, table: Any, where: str) -> None:  # noqa: ANN401
-        """Raise SinkError if the table has what this sink does not write rightly, by its name."""
-        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
-
-        unknown = []
-        if not table.spec().is_unpartitioned():
-            unknown.append(f"the partition spec {table.spec()}")
-        if table.format_version > _NEWEST_FORMAT:
-            unknown.append(f"format version {table.format_version}")
-        required = [path for path, field in fields_in(schema_to_pyarrow(table.schema())) if not field.nullable]
-        unknown += [f"the required column {path}" for path in required]
-        self._refuse_table(unknown, where)
+            changes_of(table, schema, self.columns, where)
+        return store_of(table, place_of(table), where)
 
     def _try_commit(
         self,
-        connection: Any,  # noqa: ANN401
+        connection: Catalog,
         store: FileStore,
         files: Sequence[StagedFile],
         schema: pa.Schema,
@@ -224,136 +253,35 @@ class IcebergSink(FileTableSink):
         from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
 
         table = connection.load_table(self.table)
-        found = _newest_commit(table, attempt)
-        if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
-            raise self.outdated(attempt, int(found[_ATTEMPT]))
+        found = newest_commit(table, attempt)
+        if found is not None and int(found[ATTEMPT]) >= attempt.attempt:
+            raise self.outdated(attempt, int(found[ATTEMPT]))
+        self._checked(table, schema, attempt.name)
+        transaction = without_retries(table)
+        columns = change(transaction, changes_of(table, schema, self.columns, attempt.name), schema)
+        parting = PartitionedRows.of(table.spec(), columns, None)
+        data_files = DataFiles(table, columns, parting, store)
+        batch = Batch(files, f"{batch_folder(attempt)}/attempt{attempt.attempt}-replaced", attempt.batch_time)
+        replacement = Replacement()
+        if self.mode == "merge":
+            replacement = merge(table, data_files, batch, self.key)
+        elif self.mode == "append":
+            # Snapshots expire, so a later attempt looks for the batch's rows even if it finds no earlier commit.
+            is_first = found is None and attempt.attempt == 1
+            replacement = (append if is_first else replace_batch)(table, data_files, batch)
+        # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
+        elif not has_newer_batch(table, attempt):
+            replacement = replace_all(table, data_files, batch)
+            remember_newest(transaction, attempt)
         try:
-            # Snapshots expire, so a later attempt deletes the batch's rows even if it finds no earlier commit.
-            replaces = found is not None or attempt.attempt > 1
-            self._commit_to(
-                table, [f"{store.place}/{file.path}" for file in files], schema, attempt, written, replaces=replaces
-            )
+            self._commit_to(transaction, replacement, attempt, written)
         except (CommitFailedException, ValidationException):
+            data_files.forget(replacement.added, files)
             return False
         return True
 
     def _commit_to(
-        self,
-        table: Any,  # noqa: ANN401  a pyiceberg Table
-        files: Sequence[str],
-        schema: pa.Schema,
-        attempt: OutputAttempt,
-        written: Written,
-        *,
-        replaces: bool,
+        self, transaction: Transaction, replacement: Replacement, attempt: OutputAttempt, written: Written
     ) -> None:
-        import warnings  # noqa: PLC0415
-
-        from pyiceberg.expressions import EqualTo  # noqa: PLC0415
-
-        properties = {
-            _APPLICATION: attempt.application_id,
-            _ATTEMPT: str(attempt.attempt),
-            _RUN: attempt.run_id,
-            _ROWS: str(written.rows),
-            _REFUSED: str(written.refused),
-            _LOCATION: written.location,
-        }
-        # By default pyiceberg retries a conflicting commit on top of the other one, and so could put a late attempt's
-        # commit on top of a newer attempt's.
-        table.metadata.properties["commit.retry.num-retries"] = "0"
-        with table.transaction() as transaction:
-            if replaces:
-                with warnings.catch_warnings():
-                    # pyiceberg warns if there is nothing to delete, which is normal here.
-                    warnings.simplefilter("ignore", UserWarning)
-                    transaction.delete(EqualTo(term=BATCH_TIME, value=attempt.batch_time.isoformat()))
-            if files:
-                # The files have new random names, so a search for duplicates in the whole table is useless.
-                transaction.add_files(list(files), snapshot_properties=properties, check_duplicate_files=False)
-            else:
-                transaction.append(with_batch_time(schema).empty_table(), snapshot_properties=properties)
-
-    def _table(self, catalog: Any, where: str) -> Any:  # noqa: ANN401
-        """Return the current table, or None. Raises SinkError if pyiceberg can't read its metadata."""
-        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
-
-        try:
-            return catalog.load_table(self.table)
-        except NoSuchTableError:
-            return None
-        except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
-            said = self._without_secrets(" ".join(str(error).split()))
-            raise SinkError(f"{where}: the Iceberg table {self.table} can't be opened: {said}") from None
-
-    def _pyiceberg(self) -> Any:  # noqa: ANN401
-        try:
-            import pyiceberg.catalog  # noqa: PLC0415  declaring a sink needs no pyiceberg
-        except ImportError:
-            raise TargetUnavailableError(
-                "IcebergSink needs the package pyiceberg: install it where batches run, by pip install "
-                "'forebay[iceberg]'"
-            ) from None
-        return pyiceberg.catalog
-
-    def _load_catalog(self, where: str) -> Any:  # noqa: ANN401
-        catalog = self._pyiceberg()
-        try:
-            properties = {
-                key: value.resolve() if isinstance(value, Secret) else value for key, value in self._catalog.items()
-            }
-        except SecretError as error:
-            raise TargetUnavailableError(f"{where}: {error}") from None
-        try:
-            return catalog.load_catalog(self.name, **properties)
-        except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
-            said = self._without_secrets(str(error))
-            raise SinkError(f"{where}: the catalog {self.name!r} can't be opened: {said}") from None
-
-    def _without_secrets(self, text: str) -> str:
-        for value in self._catalog.values():
-            if isinstance(value, Secret):
-                text = text.replace(value.resolve(), f"({value})")
-        return text
-
-
-def _checked(key: str, value: str | Secret) -> str | Secret:
-    """Return a reference as a Secret, and a literal unchanged. Raises DeclarationError if a literal is a secret."""
-    if isinstance(value, Secret) or hasattr(value, "env_var_name") or value.startswith("env:"):
-        return Secret.of(value)
-    if _SECRET.search(key) or SecretUrl(value).has_secret:
-        if value.startswith(_REFERENCE):
-            return Secret.of(value)
-        message = (
-            f'IcebergSink: catalog[{key!r}] holds a secret, which would be stored: write EnvVar("NAME"), '
-            '"env:NAME" or "file:/PATH", and keep it there'
-        )
-        raise DeclarationError(message)
-    return value
-
-
-def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:  # noqa: ANN401
-    """Return the properties of the newest snapshot of an attempt at this batch, or None."""
-    if table is None:
-        return None
-    for snapshot in sorted(table.snapshots(), key=lambda entry: -entry.sequence_number):
-        properties: dict[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
-        if properties.get(_APPLICATION) == attempt.application_id:
-            return properties
-    return None
-
-
-def _directory(location: str, where: str) -> Path:
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
-        raise SinkError(
-            f"{where}: its Iceberg table lies at {parts.scheme}://…: IcebergSink writes to a directory that "
-            "Spark's workers share, so give the catalog a warehouse of file:///DIRECTORY"
-        )
-    # What pyiceberg, pyarrow and Spark read of these differs.
-    if parts.netloc or not parts.path.startswith("/") or _AMBIGUOUS & set(location):
-        raise SinkError(
-            f"{where}: its Iceberg table lies at {location!r}, which programs read in several ways: give the "
-            "catalog a warehouse of file:///DIRECTORY, without %, # and ?"
-        )
-    return Path(parts.path)
+        add_snapshot(transaction, replacement, attempt, written)
+        transaction.commit_transaction()

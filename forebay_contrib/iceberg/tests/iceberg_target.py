@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import parquet
-from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from forebay import EnvVar, IcebergSink
@@ -18,38 +17,50 @@ if TYPE_CHECKING:
     import pytest
     from pyiceberg.table import Table
 
+    from tests.support.servers.s3 import S3Server
+
 TABLE = "shop.counts"
 
 
 class IcebergTarget(FileTableTarget):
-    """A table of the SQL catalog that CATALOG_URI names, and what its readers see."""
+    """Table of a catalog, by default of the SQL catalog that CATALOG_URI names, with what its readers see."""
 
-    location = TABLE
-
-    def __init__(self, folder: Path) -> None:
-        self.catalog: dict[str, Any] = {
+    def __init__(
+        self,
+        folder: Path,
+        catalog: dict[str, Any] | None = None,
+        table: str = TABLE,
+        **options: Any,  # noqa: ANN401  a sink's own
+    ) -> None:
+        self.folder = folder
+        self.location = table
+        self.catalog: dict[str, Any] = catalog or {
             "type": "sql",
             "uri": EnvVar("CATALOG_URI"),
             "warehouse": f"file://{folder}/warehouse",
         }
+        self.options = options
 
     @property
     def table(self) -> Table:
-        with load_catalog("forebay", **self.catalog | {"uri": self.catalog["uri"].resolve()}) as catalog:
-            return catalog.load_table(TABLE)
+        with self.sink()._connect("the test") as catalog:
+            table: Table = catalog.load_table(self.location)
+            return table
 
     def sink(self) -> IcebergSink:
-        return IcebergSink(TABLE, catalog=self.catalog)
+        return IcebergSink(self.location, catalog=self.catalog, **self.options)
 
     def read(self) -> list[dict[str, Any]]:
         try:
             table = self.table
         except NoSuchTableError:
             return []
+        rows = []
         # Its own reader gives empty lists for null ones of structs, so that the files are read by another.
-        return [
-            row for task in table.scan().plan_files() for row in parquet.read_table(task.file.file_path).to_pylist()
-        ]
+        for task in table.scan().plan_files():
+            with table.io.new_input(task.file.file_path).open() as stream:
+                rows += parquet.read_table(stream).to_pylist()
+        return rows
 
     def commits(self) -> int:
         return len(self.table.snapshots())
@@ -69,3 +80,13 @@ class IcebergTarget(FileTableTarget):
             real(*arguments, **options)
 
         patch.setattr(sink, "_commit_to", commit_to)
+
+
+def files_on(server: S3Server) -> dict[str, str]:
+    """Return a catalog's properties of a store, whose secrets are in the environment."""
+    return {
+        "s3.endpoint": f"http://127.0.0.1:{server.port}",
+        "s3.access-key-id": "env:S3_KEY",
+        "s3.secret-access-key": "env:S3_SECRET",
+        "s3.region": "us-east-1",
+    }

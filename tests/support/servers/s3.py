@@ -58,10 +58,15 @@ class S3Server:
     def __init__(self, directory: Path, *, address: str = "127.0.0.1") -> None:
         self._directory = directory
         self._address = address
-        (directory / "objects" / BUCKET).mkdir(parents=True)
+        self.objects.mkdir(parents=True)
         [self.port] = held_ports(self, 1, address=address)
         self._program = program()
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def objects(self) -> Path:
+        """Return the directory of the bucket's objects."""
+        return self._directory / "objects" / BUCKET
 
     def url(self, prefix: str) -> str:
         """Return the URL of the block store below a prefix."""

@@ -1,0 +1,103 @@
+"""Find which attempts an Iceberg table has, and make the one commit of an attempt.
+
+Each snapshot of this sink carries the application id of (pipeline, output, batch time), the attempt and its run. This
+module owns the names of these properties. It never decides which rows a commit has.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from orchestration.declarations.sink import Written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.table import Table, Transaction
+
+    from forebay_contrib.iceberg.replacement import Replacement
+    from orchestration.declarations.sink import OutputAttempt
+
+ATTEMPT = "forebay.attempt"
+RUN = "forebay.run"
+_APPLICATION = "forebay.application"
+_ROWS = "forebay.rows"
+_REFUSED = "forebay.refused"
+_LOCATION = "forebay.location"
+#: Properties of the table: who made it, and the newest batch that an output with mode="overwrite" has committed.
+MADE_BY = "forebay.made_by"
+_NEWEST = "forebay.newest_batch"
+_OF_A_BATCH = re.compile(r"forebay/.*/(\d+)/[^/]*/([^/]*)", re.DOTALL)
+
+
+def newest_commit(table: Table | None, attempt: OutputAttempt) -> dict[str, str] | None:
+    """Return the properties of the newest snapshot of an attempt at this batch, or None."""
+    if table is None:
+        return None
+    # Of a table of the format's version 1, each snapshot has the sequence number 0.
+    for snapshot in sorted(table.snapshots(), key=lambda one: (one.sequence_number, one.timestamp_ms), reverse=True):
+        properties = _properties(snapshot)
+        if properties.get(_APPLICATION) == attempt.application_id:
+            return properties
+    return None
+
+
+def written_by(properties: Mapping[str, str]) -> Written:
+    """Return what a commit says of its attempt."""
+    return Written(properties[_LOCATION], int(properties[_ROWS]), int(properties[_REFUSED]))
+
+
+def is_made_by_forebay(table: Table) -> bool:
+    """Return whether a sink of this kind made the table. Those of version 0.1.0 don't say so, and count as others'."""
+    return MADE_BY in table.properties
+
+
+def has_newer_batch(table: Table, attempt: OutputAttempt) -> bool:
+    """Return whether the table has a newer batch than this one of its output. Snapshots may have expired."""
+    found = [_OF_A_BATCH.fullmatch(_properties(snapshot).get(_APPLICATION, "")) for snapshot in table.snapshots()]
+    batches = [(int(match[1]), datetime.fromisoformat(match[2])) for match in found if match]
+    if _NEWEST in table.properties:
+        pipeline_id, _, time = table.properties[_NEWEST].partition(" ")
+        batches.append((int(pipeline_id), datetime.fromisoformat(time)))
+    return max(batches, default=(-1, attempt.batch_time)) > (attempt.pipeline_id, attempt.batch_time)
+
+
+def without_retries(table: Table) -> Transaction:
+    """Begin a transaction that fails if another commit comes first.
+
+    By default pyiceberg retries it on top of the other one, and so could put a late attempt's commit on top of a newer
+    attempt's.
+    """
+    table.metadata.properties["commit.retry.num-retries"] = "0"
+    return table.transaction()
+
+
+def remember_newest(transaction: Transaction, attempt: OutputAttempt) -> None:
+    """Have the table's properties say that this batch is the newest one."""
+    transaction.set_properties({_NEWEST: f"{attempt.pipeline_id} {attempt.batch_time.isoformat()}"})
+
+
+def add_snapshot(transaction: Transaction, replacement: Replacement, attempt: OutputAttempt, written: Written) -> None:
+    """Add the one snapshot of an attempt to a transaction, which has it on top of the snapshot that was read."""
+    properties = {
+        _APPLICATION: attempt.application_id,
+        ATTEMPT: str(attempt.attempt),
+        RUN: attempt.run_id,
+        _ROWS: str(written.rows),
+        _REFUSED: str(written.refused),
+        _LOCATION: written.location,
+    }
+    update = transaction.update_snapshot(snapshot_properties=properties)
+    # It merges small manifests only if the table's properties say so.
+    with update.overwrite() if replacement.removed else update.merge_append() as files:
+        for file in replacement.removed:
+            files.delete_data_file(file)
+        for file in replacement.added:
+            files.append_data_file(file)
+
+
+def _properties(snapshot: Any) -> dict[str, str]:  # noqa: ANN401  a pyiceberg Snapshot
+    found: dict[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
+    return found

@@ -1,0 +1,266 @@
+"""Decide which rows of an Iceberg table a batch replaces, in each mode, and leave the table's files without them.
+
+Files that lose all of their rows are removed; of one that loses some, the others are written again (copy on write). The
+batch's own files lose the rows whose key a newer batch has written. It never commits: the sink does, to the very
+snapshot that was read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from forebay_contrib.iceberg.data_files import columns_by_id, deleted_rows, name_of, opened, rows_of
+from orchestration.declarations.pipeline import DeclarationError
+from orchestration.sinks.batch_column import BATCH_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    import numpy as np
+    import pyarrow as pa
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import FileScanTask, Table
+
+    from forebay_contrib.iceberg.data_files import DataFiles
+    from orchestration.sinks.file_stores import FileStore
+    from orchestration.sinks.parquet_staging import StagedFile
+
+Mode = Literal["append", "overwrite", "merge"]
+
+# Up to this number of keys, pyiceberg looks for each of them in the statistics of a file.
+_MOST_KEYS = 200
+# Names that no column of a table has.
+_ROW, _STAGED = "\0row", "\0staged"
+
+
+def checked_mode(mode: Mode, key: Sequence[str] | str | None, sink: str) -> tuple[Mode, tuple[str, ...]]:
+    """Return the mode and the key of a declaration. Raises DeclarationError."""
+    columns = (key,) if isinstance(key, str) else tuple(key or ())
+    message = None
+    if mode not in get_args(Mode):
+        message = f"mode={mode!r} must be one of {', '.join(get_args(Mode))}"
+    elif bool(columns) != (mode == "merge"):
+        message = (
+            "mode='merge' needs the columns that say which row is meant: key=[...]"
+            if mode == "merge"
+            else f"key={list(columns)} is of no use to mode={mode!r}: say mode='merge'"
+        )
+    elif not all(isinstance(name, str) for name in columns) or len({*columns}) != len(columns):
+        message = f"key={list(columns)}: give names of columns, and none twice"
+    if message is not None:
+        message = f"{sink}: {message}"
+        raise DeclarationError(message)
+    return mode, columns
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Hold the files that a commit removes from the table, and those that it adds."""
+
+    removed: list[DataFile] = field(default_factory=list)
+    added: list[DataFile] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Hold the files that the tasks wrote, and the folder of the attempt in the store."""
+
+    files: Sequence[StagedFile]
+    folder: str
+    time: datetime
+
+
+def append(table: Table, files: DataFiles, batch: Batch) -> Replacement:
+    """Add the batch's rows, of which the table has none."""
+    from pyiceberg.utils.concurrent import ExecutorFactory  # noqa: PLC0415
+
+    del table
+    # Stores answer each look at a file's end after milliseconds.
+    return Replacement(added=[*chain.from_iterable(ExecutorFactory.get_or_create().map(files.staged, batch.files))])
+
+
+def replace_batch(table: Table, files: DataFiles, batch: Batch) -> Replacement:
+    """Replace the batch's rows of before by its new ones."""
+    from pyiceberg.expressions import EqualTo  # noqa: PLC0415
+
+    found = append(table, files, batch)
+    for task in table.scan(row_filter=EqualTo(term=BATCH_TIME, value=batch.time.isoformat())).plan_files():
+        there = _Rows.of(task, files)
+        _leave(there, there.of_batch(batch.time), files, batch, found)
+    return found
+
+
+def replace_all(table: Table, files: DataFiles, batch: Batch) -> Replacement:
+    """Replace all rows of the table by the batch's."""
+    found = append(table, files, batch)
+    found.removed.extend(task.file for task in table.scan().plan_files())
+    return found
+
+
+def merge(table: Table, files: DataFiles, batch: Batch, key: Sequence[str]) -> Replacement:
+    """Replace the rows of the batch's keys, except those that a newer batch has written, and the batch's of before.
+
+    The batch has each key once, and none that is null.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    staged = staged_keys(files.store, batch.files, key)
+    lost = np.zeros(staged.num_rows, dtype=bool)
+    found = Replacement()
+    for task in table.scan(row_filter=_may_have(table, staged, key, batch.time)).plan_files():
+        there = _Rows.of(task, files, key)
+        rows, numbers = there.with_keys(staged, key)
+        newer = there.is_newer(batch.time)[rows]
+        lost[numbers[newer]] = True
+        gone = there.of_batch(batch.time)
+        gone[rows[~newer]] = True
+        _leave(there, gone, files, batch, found)
+    for file, lost_here in zip(batch.files, _of_files(lost, batch.files), strict=True):
+        if not lost_here.any():
+            found.added.extend(files.staged(file))
+        elif not lost_here.all():
+            found.added.extend(files.rewritten(_part(files.store, file, ~lost_here), batch.folder))
+    return found
+
+
+def staged_keys(store: FileStore, files: Sequence[StagedFile], key: Sequence[str]) -> pa.Table:
+    """Return the keys of all of the batch's rows, in order."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    parts = []
+    for file in files:
+        with store.open(file.path) as stream:
+            parts.append(rows_of(stream, list(key)).select(list(key)))
+    return pa.concat_tables(parts) if parts else pa.table({name: pa.nulls(0) for name in key})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Hold the columns of a table's file that decide, and which of its rows are there."""
+
+    table: Table
+    task: FileScanTask
+    columns: pa.Table
+    live: np.ndarray
+
+    @classmethod
+    def of(cls, task: FileScanTask, files: DataFiles, key: Sequence[str] = ()) -> _Rows:
+        import numpy as np  # noqa: PLC0415
+        import pyarrow as pa  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        types = schema_to_pyarrow(files.schema, include_field_ids=False)
+        with files.table.io.new_input(name_of(task.file)).open() as stream:
+            parquet = opened(stream)
+            names = columns_by_id(parquet.schema_arrow, files.table)
+            wanted = {name: names.get(files.schema.find_field(name).field_id) for name in (BATCH_TIME, *key)}
+            read = parquet.read(columns=[name for name in wanted.values() if name is not None])
+            number = parquet.metadata.num_rows
+        columns = pa.table(
+            {
+                name: (pa.nulls(number) if there is None else read[there]).cast(types.field(name).type)
+                for name, there in wanted.items()
+            }
+        )
+        live = np.ones(number, dtype=bool)
+        live[deleted_rows(files.table, task)] = False
+        return cls(files.table, task, columns, live)
+
+    def of_batch(self, time: datetime) -> np.ndarray:
+        """Return whether each row is of the batch."""
+        return _true(_compare("equal", self.columns[BATCH_TIME], time))
+
+    def is_newer(self, time: datetime) -> np.ndarray:
+        """Return whether each row is of a newer batch, or of none: others have written it."""
+        found: np.ndarray = ~_true(_compare("less_equal", self.columns[BATCH_TIME], time))
+        return found
+
+    def with_keys(self, staged: pa.Table, key: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the rows that are there and have a key of the batch, and those of the batch's rows."""
+        import numpy as np  # noqa: PLC0415
+        import pyarrow as pa  # noqa: PLC0415
+
+        there = self.columns.select(list(key))
+        here = staged.cast(there.schema).append_column(_STAGED, pa.array(np.arange(staged.num_rows)))
+        live = there.append_column(_ROW, pa.array(np.arange(there.num_rows))).filter(pa.array(self.live))
+        both = live.join(here, list(key), join_type="inner")
+        return both[_ROW].to_numpy(), both[_STAGED].to_numpy()
+
+    def read(self) -> pa.Table:
+        """Return the whole file."""
+        with self.table.io.new_input(name_of(self.task.file)).open() as stream:
+            return rows_of(stream)
+
+
+def _leave(rows: _Rows, gone: np.ndarray, files: DataFiles, batch: Batch, found: Replacement) -> None:
+    """Add to `found` what leaves a file of the table without the rows that are gone."""
+    kept = rows.live & ~gone
+    if not (rows.live & gone).any():
+        return
+    found.removed.append(rows.task.file)
+    if kept.any():
+        found.added.extend(files.rewritten(_kept(rows.read(), kept), batch.folder))
+
+
+def _of_files(of_rows: np.ndarray, files: Sequence[StagedFile]) -> list[np.ndarray]:
+    """Part what is said of all of the batch's rows by their files."""
+    ends = [*accumulate(file.rows for file in files)]
+    return [of_rows[end - file.rows : end] for file, end in zip(files, ends, strict=True)]
+
+
+def _part(store: FileStore, file: StagedFile, kept: np.ndarray) -> pa.Table:
+    with store.open(file.path) as stream:
+        return _kept(rows_of(stream), kept)
+
+
+def _kept(rows: pa.Table, kept: np.ndarray) -> pa.Table:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return rows.filter(pa.array(kept))
+
+
+def _compare(function: str, column: pa.ChunkedArray, time: datetime) -> Any:  # noqa: ANN401
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    return pc.call_function(function, [column, pa.scalar(time, column.type)])
+
+
+def _true(column: Any) -> np.ndarray:  # noqa: ANN401
+    """Return what is true, and neither false nor null."""
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    found: np.ndarray = pc.fill_null(column, fill_value=False).to_numpy()
+    return found
+
+
+def _may_have(table: Table, staged: pa.Table, key: Sequence[str], time: datetime) -> BooleanExpression:
+    """Return a filter of the files that may have a key of the batch, or rows of it."""
+    from pyiceberg.expressions import AlwaysTrue, And, EqualTo, Or  # noqa: PLC0415
+
+    of_batch = EqualTo(term=BATCH_TIME, value=time.isoformat())
+    if not staged.num_rows or not {*key} <= {*table.schema().column_names}:
+        return of_batch
+    of_keys: BooleanExpression = AlwaysTrue()
+    for name in key:
+        of_keys = And(of_keys, _values(staged[name], name))
+    return Or(of_batch, of_keys)
+
+
+def _values(column: pa.ChunkedArray, name: str) -> BooleanExpression:
+    import pyarrow.compute as pc  # noqa: PLC0415
+    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, In, LessThanOrEqual  # noqa: PLC0415
+
+    try:
+        values = pc.unique(column)
+        if len(values) <= _MOST_KEYS:
+            return In(term=name, literals=values.to_pylist())
+        ends = pc.min_max(column).as_py()
+        return And(GreaterThanOrEqual(term=name, value=ends["min"]), LessThanOrEqual(term=name, value=ends["max"]))
+    except (OverflowError, TypeError, ValueError, NotImplementedError):
+        # Python or Iceberg's expressions have no literal of a value: each file may have it.
+        return AlwaysTrue()
