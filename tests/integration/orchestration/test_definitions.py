@@ -48,7 +48,7 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
         "word_count_maintenance",
         "word_count_replay",
         "word_count_restart_receiver",
-        "word_count_compaction",
+        "word_count_upkeep",
         "word_count_scaling",
         "word_count_start_streams",
         "word_count_stop_streams",
@@ -59,7 +59,7 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
         "word_count_receivers",
     ]
     schedules = {schedule.name for schedule in repository.schedule_defs}
-    assert schedules == {"word_count_compaction", "word_count_maintenance_schedule", "word_count_scaling"}
+    assert schedules == {"word_count_upkeep", "word_count_maintenance_schedule", "word_count_scaling"}
     graph = repository.asset_graph
     word_counts = graph.get(dg.AssetKey(["word_count", "word_counts"]))
     assert word_counts.group_name == "word_count"

@@ -21,7 +21,7 @@ from forebay.dagster import build_definitions
 from orchestration.batches import publishing
 from orchestration.batches.batch_run import run_batch
 from orchestration.batches.publishing import held, publish_what_is_left, staying
-from orchestration.dagster_defs.jobs.compaction import compaction_job
+from orchestration.dagster_defs.jobs.upkeep import upkeep_job
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import Step
@@ -161,7 +161,7 @@ def test_the_schedule_requests_a_run_only_while_something_is_unpublished(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
-    schedule = build_definitions(log.pipeline).get_repository_def().get_schedule_def("words_compaction")
+    schedule = build_definitions(log.pipeline).get_repository_def().get_schedule_def("words_upkeep")
 
     def tick(minute: int) -> object:
         context = dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 1, 12, minute))  # noqa: DTZ001
@@ -172,12 +172,12 @@ def test_the_schedule_requests_a_run_only_while_something_is_unpublished(
     assert isinstance(skipped, dg.SkipReason)
     assert (
         skipped.skip_message
-        == "what is committed is published, and written down; hours are compacted 10 minutes past the hour"
+        == "what is committed is published, and written down; small files are merged 10 minutes past the hour"
     )
     assert isinstance(tick(10), dg.RunRequest)
     log.killed(REPLAY, time, "new", COMMITTED)
     assert isinstance(tick(20), dg.RunRequest)
-    result = compaction_job(log.pipeline).execute_in_process()
+    result = upkeep_job(log.pipeline).execute_in_process()
     assert result.success
     assert log.seen() == ["0:new"]
     assert isinstance(tick(20), dg.SkipReason)
@@ -289,7 +289,7 @@ def test_the_batches_of_a_closed_hour_become_one_and_those_of_an_open_hour_do_no
     assert act(log.settings, COMPACT, log.hour) == [], "a batch of it is not finished"
     log.execute("UPDATE forebay.batches SET state = 'DISCARDED' WHERE batch_time = :t", t=unfinished)
     [hour] = act(log.settings, COMPACT, log.hour)
-    assert (hour.hour, hour.rows) == (log.hour, 3)
+    assert (hour.hour, hour.figures) == (log.hour, {"hours": 1, "rows": 3})
     assert log.directories() == [f"batch_time={log.hour:%Y%m%dT%H}"]
     assert log.seen() == ["0:a", "10:b", "20:c"]
     assert list(log.output.glob("_attempts/*/*")) == [], "the batches' own files are deleted"
