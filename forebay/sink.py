@@ -15,9 +15,11 @@ from orchestration.declarations.sink import (
     Sink,
     SinkError,
     Step,
+    TableAddress,
     TargetCheck,
     TargetMissingError,
     TargetUnavailableError,
+    Upkeep,
     Written,
 )
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -38,9 +40,11 @@ __all__ = [
     "Sink",
     "SinkError",
     "Step",
+    "TableAddress",
     "TargetCheck",
     "TargetMissingError",
     "TargetUnavailableError",
+    "Upkeep",
     "Written",
     "arrow_schema",
     "check_directory",

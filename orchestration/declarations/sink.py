@@ -72,15 +72,34 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """Describe a column of a result; `kind` is its type as Spark writes it."""
+
+    name: str
+    kind: str
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableAddress:
+    """Say where people and other programs find a table, without secrets; None: it has no such name, or no URI."""
+
+    name: str | None = None
+    uri: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """Describe an attempt's result: its location and its number of rows (None: the sink does not count).
 
-    `refused` counts rows that the target can't hold, and that are kept aside.
+    `refused` counts rows that the target can't hold, and that are kept aside. `columns` is what the run notes of the
+    result, for people; a sink leaves it empty.
     """
 
     location: str
     rows: int | None
     refused: int = 0
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +237,10 @@ class Sink(ABC):
         The declaration may be an older one from the driver log. Never access the target. None: any number of outputs
         may have this declaration.
         """
+        return None
+
+    def address(self) -> TableAddress | None:
+        """Return where the table is; None: the sink keeps none. Never access the target."""
         return None
 
     def load(self) -> None:  # noqa: B027  most sinks need no further package

@@ -27,6 +27,7 @@ from orchestration.declarations.sink import (
     Sink,
     SinkError,
     Step,
+    TableAddress,
     Written,
     unchecked,
 )
@@ -129,6 +130,13 @@ class ParquetSink(Sink):
     def place(cls, declaration: Mapping[str, Any]) -> Place:
         """Return the directory or prefix."""
         return directory_place(declaration["path"])
+
+    def address(self) -> TableAddress:
+        """Return the URI of the directory or prefix; a reference has none."""
+        if self._objects is None:
+            return TableAddress(uri=self.path.as_uri())
+        shown = self._objects.shown
+        return TableAddress(uri=shown if "://" in shown else None)
 
     def check_columns(self, schema: StructType, where: str) -> None:
         """Check for names of folders, and for what files don't keep."""
