@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from contextlib import nullcontext
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from forebay_contrib.delta.upkeep import check_remembered, look_after
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, SinkError, TargetUnavailableError, Written
+from orchestration.declarations.sink import HOURLY, Committed, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.file_table import FileTableSink, batch_folder
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import OutputAttempt, Place, TargetCheck
+    from orchestration.declarations.sink import Figures, OutputAttempt, Place, TargetCheck, Upkeep
     from orchestration.sinks.parquet_staging import StagedFile
 
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
+_MADE_BY = ", written by Forebay"
 _CONSTRAINTS = "delta.constraints."
 # In lower case, because Delta compares them in any. A replay removes files, and names that are mapped are not those of
 # the files.
@@ -57,6 +60,7 @@ class DeltaSink(FileTableSink):
     """Keep an output in a Delta table, with the column `_batch_time`. Exactly once."""
 
     format: ClassVar[str] = "Delta"
+    upkeep_every = HOURLY
     # Those that the protocol forbids without column mapping, and control characters.
     refused: ClassVar[str] = " ,;{}()=" + "".join(map(chr, range(32)))
 
@@ -119,6 +123,11 @@ class DeltaSink(FileTableSink):
                 location, refused = commit["forebay_location"], int(commit["forebay_refused"])
                 return Committed(version, Written(location, int(commit["forebay_rows"]), refused))
         return None
+
+    def upkeep(self, turn: Upkeep) -> Figures:
+        """Merge the table's small files, and delete what nothing needs any more."""
+        table = self._table(turn.name)
+        return {} if table is None else look_after(table, turn, is_own=_is_own(table))
 
     def _connect(self, where: str) -> AbstractContextManager[Any]:
         del where
@@ -202,7 +211,7 @@ class DeltaSink(FileTableSink):
             Schema.from_arrow(with_batch_time(schema)),
             self._additions(files, attempt),
             mode="error",
-            description=f"{attempt.pipeline}.{attempt.output}, written by Forebay",
+            description=f"{attempt.pipeline}.{attempt.output}{_MADE_BY}",
             commit_properties=_properties(attempt, written),
         )
 
@@ -219,6 +228,8 @@ class DeltaSink(FileTableSink):
         version = table.transaction_version(attempt.application_id)
         if version is not None and version >= attempt.attempt:
             raise self.outdated(attempt, version)
+        if version is None:
+            check_remembered(table, attempt)
         # A replay replaces the batch's rows also if the output had another name when they were written.
         earlier = _files_with(table, attempt) if version is not None or attempt.attempt > 1 else []
         own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
@@ -290,6 +301,10 @@ class DeltaSink(FileTableSink):
         return deltalake
 
 
+def _is_own(table: Any) -> bool:  # noqa: ANN401
+    return str(table.metadata().description).endswith(_MADE_BY)
+
+
 def _declared(field: pa.Field) -> list[str]:
     """Return what a table declares of a field, except its comment, which asks nothing of a writer."""
     return sorted(key.decode() for key in field.metadata or {} if key != b"comment")
@@ -310,18 +325,17 @@ def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN40
 
 
 def _removals(paths: Sequence[str]) -> list[Any]:
-    from time import time  # noqa: PLC0415
-
     from deltalake.transaction import RemoveAction  # noqa: PLC0415
 
-    return [RemoveAction(path, True, round(time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords
+    return [RemoveAction(path, True, round(time.time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords
 
 
 def _properties(attempt: OutputAttempt, written: Written) -> Any:  # noqa: ANN401
     from deltalake import CommitProperties, Transaction  # noqa: PLC0415
 
     return CommitProperties(
-        app_transactions=[Transaction(attempt.application_id, attempt.attempt)],
+        # The time lets it expire, as the table's properties say.
+        app_transactions=[Transaction(attempt.application_id, attempt.attempt, round(time.time() * 1000))],
         max_commit_retries=0,
         custom_metadata={
             "forebay_application": attempt.application_id,

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from forebay_contrib.iceberg.upkeep import check_remembered, look_after
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, Place, SinkError, TargetUnavailableError, Written
+from orchestration.declarations.sink import HOURLY, Committed, Place, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import with_batch_time
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import OutputAttempt
+    from orchestration.declarations.sink import Figures, OutputAttempt, Upkeep
     from orchestration.sinks.parquet_staging import StagedFile
 
 _APPLICATION = "forebay.application"
@@ -53,6 +54,7 @@ class IcebergSink(FileTableSink):
     """Keep an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
 
     format: ClassVar[str] = "Iceberg"
+    upkeep_every = HOURLY
     # Iceberg's smallest integer has 32 bits.
     widens: ClassVar[bool] = True
 
@@ -120,6 +122,12 @@ class IcebergSink(FileTableSink):
             return None
         written = Written(found[_LOCATION], int(found[_ROWS]), int(found[_REFUSED]))
         return Committed(int(found[_ATTEMPT]), written)
+
+    def upkeep(self, turn: Upkeep) -> Figures:
+        """Merge the table's small files, expire snapshots, and delete what none needs any more."""
+        with self._connect(turn.name) as catalog:
+            table = self._table(catalog, turn.name)
+            return {} if table is None else look_after(table, turn)
 
     def load(self) -> None:
         """Import pyiceberg."""
@@ -218,6 +226,8 @@ class IcebergSink(FileTableSink):
         found = _newest_commit(table, attempt)
         if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
             raise self.outdated(attempt, int(found[_ATTEMPT]))
+        if found is None:
+            check_remembered(table, attempt)
         try:
             # Snapshots expire, so a later attempt deletes the batch's rows even if it finds no earlier commit.
             self._commit_to(table, files, schema, attempt, written, replaces=found is not None or attempt.attempt > 1)

@@ -92,7 +92,8 @@ def upkeep(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seco
         now = time.monotonic()
         give_up_at = now + (ends_at - now) / (len(to_do) - at)
         turn = Upkeep(
-            f"output {output.name!r} of pipeline {pipeline.name!r}",
+            pipeline.name,
+            output.name,
             oldest_attempt=oldest,
             has_time=partial(_has_time, give_up_at),
         )

@@ -196,7 +196,7 @@ def unchecked() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """One turn of upkeep at a target, and what the driver log says of the attempts there.
+    """One turn of upkeep at an output's target, and what the driver log says of the attempts there.
 
     `hour`: the hour to look after, which is over; None: the whole target. `committed`: the attempts of that hour's
     batches, all published. `oldest_attempt`: each attempt that the driver log still waits for began at this time or
@@ -204,12 +204,18 @@ class Upkeep:
     take it. `has_time` returns whether to begin a further step.
     """
 
-    name: str
+    pipeline: str
+    output: str
     hour: datetime | None = None
     committed: Mapping[datetime, int] = field(default_factory=dict)
     oldest_attempt: datetime | None = None
     check: Check = unchecked
     has_time: Callable[[], bool] = lambda: True
+
+    @property
+    def name(self) -> str:
+        """Return the output's name for messages."""
+        return f"output {self.output!r} of pipeline {self.pipeline!r}"
 
 
 class Sink(ABC):

@@ -15,4 +15,4 @@ if TYPE_CHECKING:
 
 def keep_hour(sink: Sink, hour: datetime, committed: Mapping[datetime, int], *, check: Check = unchecked) -> int | None:
     """Return the rows of the hour that was merged; None: nothing was merged."""
-    return sink.upkeep(Upkeep("counts", hour, committed, check=check)).get("rows")
+    return sink.upkeep(Upkeep("words", "counts", hour, committed, check=check)).get("rows")
