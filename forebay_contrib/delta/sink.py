@@ -18,7 +18,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forebay_contrib.delta.upkeep import check_remembered, look_after
+from forebay_contrib.delta.upkeep import has_forgotten, look_after
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -228,10 +228,9 @@ class DeltaSink(FileTableSink):
         version = table.transaction_version(attempt.application_id)
         if version is not None and version >= attempt.attempt:
             raise self.outdated(attempt, version)
-        if version is None:
-            check_remembered(table, attempt)
+        forgotten = version is None and has_forgotten(table, attempt)
         # A replay replaces the batch's rows also if the output had another name when they were written.
-        earlier = _files_with(table, attempt) if version is not None or attempt.attempt > 1 else []
+        earlier = _files_with(table, attempt) if version is not None or attempt.attempt > 1 or forgotten else []
         own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
         if len(own) == len(earlier):
             table.create_write_transaction(

@@ -1,9 +1,11 @@
 """Look after a Delta table: merge small files, and delete what nothing needs any more.
 
 Owns the properties that bound a table's log. A table's tokens, its application ids, are what makes a late attempt
-harmless: they outlive each attempt that may still commit, because one that began before the oldest token is refused
-(`check_remembered`). No turn reads a row: deltalake rewrites files in Rust, and each of its commits is made on the
-version that it has read, so that a replay's commit in between makes it fail, and never the replay.
+harmless. They expire by their age. So if there is none of a batch, an attempt that began before the table's memory is
+refused, and one at an older batch replaces what may be there (`has_forgotten`).
+
+No turn reads a row: deltalake rewrites files in Rust. Each of its commits is made on the version that it has read, so
+that a replay in between makes that commit fail, and never the replay.
 """
 
 from __future__ import annotations
@@ -58,20 +60,23 @@ def look_after(table: Any, turn: Upkeep, *, is_own: bool) -> Figures:  # noqa: A
     return {name: number for name, number in done.items() if number}
 
 
-def check_remembered(table: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
-    """Raise AttemptOutdatedError if the table has forgotten what newer attempts than this one may have committed.
+def has_forgotten(table: Any, attempt: OutputAttempt) -> bool:  # noqa: ANN401
+    """Return whether the token of a commit of this batch may have expired: of one by another driver log, too.
 
-    Called with the version of the table that has no token of a newer attempt, before the commit on top of it.
+    Called with a version of the table that has no token of the batch, before the commit on top of it. Raises
+    AttemptOutdatedError if one of a newer attempt than this may have expired.
     """
     kept = interval(table.metadata().configuration.get(_TOKENS))
-    if kept is None or attempt.began_at is None:
-        return
-    if datetime.now(UTC) - attempt.began_at > kept - min(_SKEW, kept / 4):
+    if kept is None:
+        return False
+    until = datetime.now(UTC) - kept + min(_SKEW, kept / 4)
+    if attempt.began_at is not None and attempt.began_at < until:
         raise AttemptOutdatedError(
             f"{attempt.name}: attempt {attempt.attempt} at the batch of {attempt.batch_time.isoformat()} began at "
             f"{attempt.began_at.isoformat()}, and its Delta table keeps for {kept} which attempts have committed "
             f"({_TOKENS}): a newer one may have, so it changed nothing"
         )
+    return attempt.batch_time < until
 
 
 def interval(text: str | None) -> timedelta | None:
@@ -114,7 +119,7 @@ def _deleted(table: Any, turn: Upkeep) -> Counter[str]:  # noqa: ANN401
     files, tokens = interval(configuration.get(_FILES)), interval(configuration.get(_TOKENS))
     kept = max(
         _DEFAULT_FILES if files is None else files,
-        # A late attempt's commit may name files that it wrote long ago, as long as `check_remembered` lets it commit.
+        # A late attempt's commit may name files that it wrote long ago, as long as `has_forgotten` lets it commit.
         timedelta() if tokens is None else tokens,
         timedelta() if turn.oldest_attempt is None else _age(turn.oldest_attempt),
     )

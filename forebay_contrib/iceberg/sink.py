@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from forebay_contrib.iceberg.upkeep import check_remembered, look_after
+from forebay_contrib.iceberg.upkeep import has_forgotten, look_after
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, Place, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -226,11 +226,12 @@ class IcebergSink(FileTableSink):
         found = _newest_commit(table, attempt)
         if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
             raise self.outdated(attempt, int(found[_ATTEMPT]))
-        if found is None:
-            check_remembered(table, attempt)
+        forgotten = found is None and has_forgotten(table, attempt)
         try:
             # Snapshots expire, so a later attempt deletes the batch's rows even if it finds no earlier commit.
-            self._commit_to(table, files, schema, attempt, written, replaces=found is not None or attempt.attempt > 1)
+            self._commit_to(
+                table, files, schema, attempt, written, replaces=found is not None or attempt.attempt > 1 or forgotten
+            )
         except (CommitFailedException, ValidationException):
             return False
         return True

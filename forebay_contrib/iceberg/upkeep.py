@@ -1,10 +1,10 @@
 """Look after an Iceberg table: merge small files, expire snapshots, and delete what no snapshot needs any more.
 
 A snapshot is also a token: it says which attempt has committed a batch, which makes a late attempt harmless. So the
-commit that expires snapshots moves a time in the table's properties, before which each of them was made. An attempt
-that began before it is refused, unless it is newer than one that a snapshot still names (`check_remembered`). Files are
-deleted only after that commit, and only those from before that time: none that an attempt wrote which may still commit.
-No attempt that the driver log waits for began before it.
+commit that expires snapshots moves a time in the table's properties, before which each of them was made. If no snapshot
+names a batch, an attempt that began before that time is refused, and one at an older batch replaces what may be there
+(`has_forgotten`). Files are deleted only after that commit, and only those from before that time: none that an attempt
+wrote which may still commit. No attempt that the driver log waits for began before it.
 
 pyiceberg has no rewrite of files: one overwrite removes the small ones and adds the merged one. If another writer has
 replaced one of them meanwhile, the overwrite fails, and nothing else does.
@@ -39,8 +39,8 @@ FORGOTTEN = "forebay.forgotten-until-ms"
 _APPLICATION = "forebay.application"
 _AGE = "history.expire.max-snapshot-age-ms"
 _LEAST = "history.expire.min-snapshots-to-keep"
-#: How long a snapshot and the files that it alone needs stay at least, for readers, and for processes that were declared
-#: dead and go on.
+#: How long a snapshot and the files that it alone needs stay at least: for readers, and for processes that were
+#: declared dead and go on.
 KEPT = timedelta(hours=1)
 #: How far clocks of hosts and of the driver log may differ.
 SKEW = timedelta(minutes=10)
@@ -76,10 +76,11 @@ def look_after(table: Table, turn: Upkeep) -> Figures:
     return {name: number for name, number in done.items() if number}
 
 
-def check_remembered(table: Table, attempt: OutputAttempt) -> None:
-    """Raise AttemptOutdatedError if snapshots of newer attempts than this one may have expired.
+def has_forgotten(table: Table, attempt: OutputAttempt) -> bool:
+    """Return whether the snapshot of a commit of this batch may have expired: of one by another driver log, too.
 
-    Called with a table that has no snapshot of an attempt at the batch, before the commit on top of it.
+    Called with a table that has no snapshot of an attempt at the batch, before the commit on top of it. Raises
+    AttemptOutdatedError if one of a newer attempt than this may have expired.
     """
     until = int(table.properties.get(FORGOTTEN, "0"))
     if attempt.began_at is not None and attempt.began_at.timestamp() * 1000 < until:
@@ -88,6 +89,7 @@ def check_remembered(table: Table, attempt: OutputAttempt) -> None:
             f"{attempt.began_at.isoformat()}, and snapshots of its Iceberg table from after that have expired: one may "
             "have been a newer attempt's, so it changed nothing"
         )
+    return attempt.batch_time.timestamp() * 1000 < until
 
 
 def is_own(table: Table) -> bool:

@@ -1,0 +1,77 @@
+"""Run the suite of upkeep on a Delta table."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from forebay import DeltaSink
+from forebay_contrib.delta import upkeep
+from forebay_contrib.delta.tests.delta_target import DeltaTarget
+from forebay_contrib.delta.tests.test_tables_of_others import TABLE
+from forebay_contrib.delta.upkeep import interval
+from tests.support.sinks.upkeep_suite import UpkeepSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+
+class TestDeltaUpkeep(UpkeepSuite):
+    def new_target(self, folder: Path) -> DeltaTarget:
+        return DeltaTarget(folder)
+
+    def data_files(self, target: Any) -> int:  # noqa: ANN401
+        return len(target.table.file_uris())
+
+    def sizes(self, target: Any) -> Mapping[str, int]:  # noqa: ANN401
+        folder = target.sink().path
+        return {str(file): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+
+    def keep(self, target: Any, monkeypatch: pytest.MonkeyPatch, kept: timedelta) -> None:  # noqa: ANN401
+        seconds = f"interval {round(kept.total_seconds())} seconds"
+        names = ("delta.setTransactionRetentionDuration", "delta.logRetentionDuration")
+        wanted = {**dict.fromkeys(names, seconds), "delta.deletedFileRetentionDuration": "interval 0 seconds"}
+        if target.table.metadata().configuration != wanted:
+            target.table.alter.set_table_properties(wanted)
+        monkeypatch.setattr(upkeep, "_SKEW", timedelta())
+        # deltalake takes whole hours alone.
+        monkeypatch.setattr(upkeep, "_hours", lambda age: 0 if age < kept + timedelta(seconds=3) else 1)
+
+    def call_before_merge(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+        real = upkeep._most_below
+
+        def most_below(table: Any, size: int) -> int:  # noqa: ANN401
+            found = real(table, size)
+            then()
+            return found
+
+        monkeypatch.setattr(upkeep, "_most_below", most_below)
+
+
+def test_of_a_table_that_somebody_else_made_only_files_are_merged(tmp_path: Path) -> None:
+    for _ in range(10):
+        write_deltalake(tmp_path / "t", TABLE, mode="append", partition_by=["word"])
+    before = {str(file) for file in (tmp_path / "t").rglob("*.parquet")}
+    suite = TestDeltaUpkeep()
+    assert DeltaSink(tmp_path / "t").upkeep(suite.turn()) == {"files_merged": 10, "files_made": 1}
+    assert before <= {str(file) for file in (tmp_path / "t").rglob("*.parquet")}
+    assert DeltaTable(tmp_path / "t").metadata().configuration == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("interval 2 days", timedelta(days=2)),
+        ("interval 1 week", timedelta(weeks=1)),
+        ("INTERVAL 90 SECONDS", timedelta(seconds=90)),
+        ("30 minutes", timedelta(minutes=30)),
+        ("interval 1 month", None),
+        (None, None),
+    ],
+)
+def test_an_interval_of_a_property(text: str | None, length: timedelta | None) -> None:
+    assert interval(text) == length
