@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import (
+    DAILY,
+    HOURLY,
     AttemptOutdatedError,
     Committed,
     DeliveryGuarantee,
@@ -30,6 +32,8 @@ from orchestration.sinks.table_columns import arrow_schema, check_fit, check_nam
 
 __all__ = [
     "BATCH_TIME",
+    "DAILY",
+    "HOURLY",
     "AttemptOutdatedError",
     "Committed",
     "DeclarationError",

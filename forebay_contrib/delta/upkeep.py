@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 _TOKENS = "delta.setTransactionRetentionDuration"
 _FILES = "delta.deletedFileRetentionDuration"
 _LOG = "delta.logRetentionDuration"
-#: How long a table that the sink made keeps tokens, replaced files and its log: long enough for readers and for
-#: attempts, short enough for a commit every second.
-_KEPT = "interval 2 days"
+#: What a table that the sink made says if its owner has said nothing: how long it keeps tokens, replaced files and its
+#: log, and after how many commits a checkpoint is made. Long enough for readers and for attempts. Each checkpoint has
+#: all tokens, and stays as long as the log. Opening a table reads the commits since its last checkpoint.
+_DEFAULTS = {
+    _TOKENS: "interval 1 day",
+    _FILES: "interval 1 day",
+    _LOG: "interval 6 hours",
+    "delta.checkpointInterval": "20",
+}
 # What Delta says of a table without the property.
 _DEFAULT_FILES = timedelta(days=7)
 # How many files below a size, in bytes, are worth one commit: files go from the first size to the second, and a row is
@@ -87,7 +93,7 @@ def interval(text: str | None) -> timedelta | None:
 
 def _missing(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that the owner has not set."""
-    return {name: _KEPT for name in (_TOKENS, _FILES, _LOG) if name not in configuration}
+    return {name: value for name, value in _DEFAULTS.items() if name not in configuration}
 
 
 def _most_below(table: Any, size: int) -> int:  # noqa: ANN401
