@@ -183,8 +183,8 @@ def _rewritten(table: Table, turn: Upkeep, files: Sequence[DataFile]) -> DataFil
     with output.create() as stream, pq.ParquetWriter(stream, schema, compression="zstd") as writer:
         for rows in _groups(_rows(table, files, schema)):
             writer.write_table(rows)
-    with table.io.new_input(path).open() as stream:
-        footer = pq.read_metadata(stream)
+    with table.io.new_input(path).open() as written:
+        footer = pq.read_metadata(written)
     return _described(table, path, len(table.io.new_input(path)), footer, files[0])
 
 
@@ -303,7 +303,8 @@ def _to_expire(table: Table, until: datetime) -> list[int]:
     age = table.properties.get(_AGE)
     if age is not None:
         until = min(until, datetime.now(UTC) - timedelta(milliseconds=int(age)))
-    snapshots = sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number)
+    # In the format's first version their sequence is that of their times.
+    snapshots = sorted(table.snapshots(), key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     milliseconds = until.timestamp() * 1000
     return [snapshot.snapshot_id for snapshot in snapshots[:-least] if snapshot.timestamp_ms < milliseconds]
 
