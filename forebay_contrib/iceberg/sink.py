@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from forebay_contrib.iceberg.upkeep import has_forgotten, look_after
+from forebay_contrib.iceberg.upkeep import has_forgotten, look_after, remembered, shorten
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, Place, SinkError, TargetUnavailableError, Written
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -274,6 +274,7 @@ class IcebergSink(FileTableSink):
                 )
             else:
                 transaction.append(with_batch_time(schema).empty_table(), snapshot_properties=properties)
+            shorten(transaction, table, f"{attempt.pipeline}.{attempt.output}")
 
     def _table(self, catalog: Any, where: str) -> Any:  # noqa: ANN401
         """Return the current table, or None. Raises SinkError if pyiceberg can't read its metadata."""
@@ -334,14 +335,14 @@ def _checked(key: str, value: str | Secret) -> str | Secret:
 
 
 def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:  # noqa: ANN401
-    """Return the properties of the newest snapshot of an attempt at this batch, or None."""
+    """Return what the newest snapshot of an attempt at this batch says, also if it has expired, or None."""
     if table is None:
         return None
     for snapshot in sorted(table.snapshots(), key=lambda entry: -entry.sequence_number):
         properties: dict[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
         if properties.get(_APPLICATION) == attempt.application_id:
             return properties
-    return None
+    return remembered(table, attempt)
 
 
 def _directory(location: str, where: str) -> Path:

@@ -1,10 +1,15 @@
 """Look after an Iceberg table: merge small files, expire snapshots, and delete what no snapshot needs any more.
 
-A snapshot is also a token: it says which attempt has committed a batch, which makes a late attempt harmless. So the
-commit that expires snapshots moves a time in the table's properties, before which each of them was made. If no snapshot
-names a batch, an attempt that began before that time is refused, and one at an older batch replaces what may be there
-(`has_forgotten`). Files are deleted only after that commit, and only those from before that time: none that an attempt
-wrote which may still commit. No attempt that the driver log waits for began before it.
+pyiceberg copies all snapshots' descriptions many times in each commit, so that a table with hundreds of them is slow to
+write to. Therefore each commit of the sink that finds many expires most of them (`shorten`): those whose files are all
+in a later one, and not the last one before a merge or a replay, which readers may still be reading.
+
+A snapshot is also a token: it says which attempt has committed a batch, which makes a late attempt harmless. The token
+of an expired one stays in the table's properties, which cost nothing to copy (`remembered`). A turn drops old tokens,
+and notes a time from before which they all were. If nothing says who committed a batch, an attempt that began before
+that time is refused, and one at an older batch replaces what may be there (`has_forgotten`). Files are deleted only
+after that commit, and only those from before that time: none that an attempt wrote which may still commit. No attempt
+that the driver log waits for began before it.
 
 pyiceberg has no rewrite of files: one overwrite removes the small ones and adds the merged one. If another writer has
 replaced one of them meanwhile, the overwrite fails, and nothing else does.
@@ -12,6 +17,7 @@ replaced one of them meanwhile, the overwrite fails, and nothing else does.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
@@ -28,25 +34,30 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
     from orchestration.declarations.sink import Figures, OutputAttempt, Upkeep
 
+    Tokens = dict[str, list[str]]
+
 MADE_BY = "forebay.made-by"
 #: The time, in milliseconds, before which expired snapshots were made.
 FORGOTTEN = "forebay.forgotten-until-ms"
+#: Tokens of expired snapshots, as JSON: their time and what their snapshots said, by application id.
+TOKENS = "forebay.tokens"
 _APPLICATION = "forebay.application"
+_TOKEN = ("forebay.attempt", "forebay.run", "forebay.rows", "forebay.refused", "forebay.location")
 _AGE = "history.expire.max-snapshot-age-ms"
 _LEAST = "history.expire.min-snapshots-to-keep"
-#: How long a snapshot and the files that it alone needs stay at least: for readers, and for processes that were
+#: How long tokens, and files that only older snapshots need, stay at least: for readers, and for processes that were
 #: declared dead and go on.
 KEPT = timedelta(hours=1)
 #: How far clocks of hosts and of the driver log may differ.
 SKEW = timedelta(minutes=10)
 # How many of the newest snapshots stay in any case, if the table does not say it.
-_SNAPSHOTS = 100
-# How many snapshots are worth a commit that expires them.
+_SNAPSHOTS = 10
+# How many snapshots or old tokens are worth a commit that expires them.
 _WORTH = 20
 # Refused rows that an attempt has put aside stay until they are published.
 _UNPUBLISHED = timedelta(days=2)
@@ -71,7 +82,7 @@ def look_after(table: Table, turn: Upkeep) -> Figures:
     for size, least in _TIERS:
         if turn.has_time():
             done += _merged(table, turn, size, least)
-    if is_own(table) and turn.has_time():
+    if _may_expire(table) and turn.has_time():
         done += _forgotten(table, turn)
     return {name: number for name, number in done.items() if number}
 
@@ -79,15 +90,15 @@ def look_after(table: Table, turn: Upkeep) -> Figures:
 def has_forgotten(table: Table, attempt: OutputAttempt) -> bool:
     """Return whether the snapshot of a commit of this batch may have expired: of one by another driver log, too.
 
-    Called with a table that has no snapshot of an attempt at the batch, before the commit on top of it. Raises
+    Called with a table that has no token of the batch, before the commit on top of it. Raises
     AttemptOutdatedError if one of a newer attempt than this may have expired.
     """
     until = int(table.properties.get(FORGOTTEN, "0"))
     if attempt.began_at is not None and attempt.began_at.timestamp() * 1000 < until:
         raise AttemptOutdatedError(
             f"{attempt.name}: attempt {attempt.attempt} at the batch of {attempt.batch_time.isoformat()} began at "
-            f"{attempt.began_at.isoformat()}, and snapshots of its Iceberg table from after that have expired: one may "
-            "have been a newer attempt's, so it changed nothing"
+            f"{attempt.began_at.isoformat()}, and its Iceberg table has forgotten since which attempts have "
+            "committed: a newer one may have, so it changed nothing"
         )
     return attempt.batch_time.timestamp() * 1000 < until
 
@@ -273,40 +284,101 @@ def _described(table: Table, path: str, size: int, footer: Any, like: DataFile) 
     )
 
 
-def _forgotten(table: Table, turn: Upkeep) -> Counter[str]:
-    """Expire snapshots, and delete what no other one needs; nothing if few would expire, or the owner has branches."""
-    from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415
+def shorten(transaction: Transaction, table: Table, owner: str) -> None:
+    """Expire snapshots in a transaction of the sink, if its table has many; their tokens stay."""
+    if len(table.snapshots()) >= 2 * _SNAPSHOTS and _may_expire(table):
+        expired = _expirable(table)
+        if len(expired) >= _SNAPSHOTS:
+            _expire(transaction, table, expired, {**_tokens(table), **_tokens_of(expired)}, owner)
+
+
+def remembered(table: Table, attempt: OutputAttempt) -> dict[str, str] | None:
+    """Return what the table's properties say of the newest attempt at a batch whose snapshot has expired."""
+    found = _tokens(table).get(attempt.application_id)
+    return None if found is None else dict(zip(_TOKEN, found[1:], strict=True))
+
+
+def _may_expire(table: Table) -> bool:
+    """Return whether the sink made the table, and no branch or tag needs its snapshots."""
+    return is_own(table) and len(table.refs()) == 1
+
+
+def _tokens(table: Table) -> Tokens:
+    found: Tokens = json.loads(table.properties.get(TOKENS, "{}"))
+    return found
+
+
+def _tokens_of(snapshots: Iterable[Snapshot]) -> Tokens:
+    """Return the tokens of snapshots, oldest first: each with its time in milliseconds."""
+    return {
+        properties[_APPLICATION]: [str(snapshot.timestamp_ms), *(properties[name] for name in _TOKEN)]
+        for snapshot in snapshots
+        for properties in [_properties(snapshot)]
+        if _APPLICATION in properties
+    }
+
+
+def _expirable(table: Table) -> list[Snapshot]:
+    """Return the snapshots that no reader needs, oldest first; the table's properties may keep more."""
+    # In the format's first version their sequence is that of their times.
+    snapshots = sorted(table.snapshots(), key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
+    now = datetime.now(UTC)
+    # A snapshot before an append has no file that the later one lacks.
+    last = {
+        snapshot.parent_snapshot_id
+        for snapshot in snapshots
+        if not _is_append(snapshot) and snapshot.timestamp_ms >= _milliseconds(now - KEPT)
+    }
+    age = timedelta(milliseconds=int(table.properties.get(_AGE, "0")))
+    least = max(1, int(table.properties.get(_LEAST, _SNAPSHOTS)))
+    return [
+        snapshot
+        for snapshot in snapshots[:-least]
+        if snapshot.snapshot_id not in last and snapshot.timestamp_ms <= _milliseconds(now - age)
+    ]
+
+
+def _is_append(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.operation == "append"
+
+
+def _milliseconds(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def _expire(transaction: Transaction, table: Table, snapshots: Iterable[Snapshot], tokens: Tokens, owner: str) -> None:
     from pyiceberg.table.update.snapshot import ExpireSnapshots  # noqa: PLC0415
 
+    properties = {MADE_BY: owner, **_DEFAULTS, **table.properties}
+    properties[TOKENS] = json.dumps(tokens, separators=(",", ":"))
+    transaction.set_properties(
+        {name: value for name, value in properties.items() if table.properties.get(name) != value}
+    )
+    if ids := [snapshot.snapshot_id for snapshot in snapshots]:
+        ExpireSnapshots(transaction).by_ids(ids).commit()
+
+
+def _forgotten(table: Table, turn: Upkeep) -> Counter[str]:
+    """Expire snapshots, drop old tokens, and delete what nothing needs; nothing if there is little of it."""
+    from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415
+
     until = min(turn.oldest_attempt or datetime.now(UTC), datetime.now(UTC) - KEPT) - SKEW
-    expired = _to_expire(table, until)
-    if len(expired) < _WORTH or len(table.refs()) > 1:
+    expired = _expirable(table)
+    tokens = {**_tokens(table), **_tokens_of(expired)}
+    kept = {name: token for name, token in tokens.items() if int(token[0]) >= _milliseconds(until)}
+    if max(len(expired), len(tokens) - len(kept)) < _WORTH:
         return Counter()
-    missing = {name: value for name, value in _DEFAULTS.items() if name not in table.properties}
-    owner = {} if MADE_BY in table.properties else {MADE_BY: f"{turn.pipeline}.{turn.output}"}
-    forgotten = max(round(until.timestamp() * 1000), int(table.properties.get(FORGOTTEN, "0")))
     turn.check()
     try:
         with table.transaction() as transaction:
-            transaction.set_properties({**missing, **owner, FORGOTTEN: str(forgotten)})
-            ExpireSnapshots(transaction).by_ids(expired).commit()
+            _expire(transaction, table, expired, kept, f"{turn.pipeline}.{turn.output}")
+            forgotten = max(_milliseconds(until), int(table.properties.get(FORGOTTEN, "0")))
+            transaction.set_properties({FORGOTTEN: str(forgotten)})
     except CommitFailedException as error:
         log.info("no snapshots expired, because the table changed", table=table.name(), error=str(error))
         return Counter()
     table.refresh()
     return Counter(snapshots_expired=len(expired), files_deleted=_swept(table, turn, until))
-
-
-def _to_expire(table: Table, until: datetime) -> list[int]:
-    """Return the snapshots from before a time, but the newest ones, and those that the table's properties keep."""
-    least = max(1, int(table.properties.get(_LEAST, _SNAPSHOTS)))
-    age = table.properties.get(_AGE)
-    if age is not None:
-        until = min(until, datetime.now(UTC) - timedelta(milliseconds=int(age)))
-    # In the format's first version their sequence is that of their times.
-    snapshots = sorted(table.snapshots(), key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
-    milliseconds = until.timestamp() * 1000
-    return [snapshot.snapshot_id for snapshot in snapshots[:-least] if snapshot.timestamp_ms < milliseconds]
 
 
 def _swept(table: Table, turn: Upkeep, until: datetime) -> int:

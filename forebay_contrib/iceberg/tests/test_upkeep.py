@@ -12,6 +12,7 @@ import pytest
 
 from forebay_contrib.iceberg import upkeep
 from forebay_contrib.iceberg.tests.iceberg_target import IcebergTarget
+from orchestration.declarations.sink import AttemptOutdatedError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt
 from tests.support.sinks.upkeep_suite import UpkeepSuite, batch
@@ -80,6 +81,33 @@ class TestIcebergUpkeep(UpkeepSuite):
         self.keep(target, monkeypatch, timedelta())
         assert target.sink().upkeep(self.turn()) == {"files_merged": 12, "files_made": 1}
         assert len(target.table.snapshots()) == 13
+
+    def test_commits_expire_snapshots_by_themselves_and_keep_their_tokens(self, target: IcebergTarget) -> None:
+        rows = self.written(target, 45)
+        assert len(target.table.snapshots()) < 2 * upkeep._SNAPSHOTS
+        sink = target.sink()
+        for number in range(45):
+            found = sink.committed(attempt(2, time=batch(number)))
+            assert found is not None
+            assert (found.attempt, found.written.rows, found.written.location) == (1, 1, target.location)
+        with pytest.raises(AttemptOutdatedError):
+            sink.write(words(("late", 1)), attempt(time=batch(0)))
+        sink.write(words(("new", 0)), attempt(2, time=batch(0)))
+        assert target.rows() == [*rows[1:], ("new", 0)]
+        with pytest.raises(AttemptOutdatedError):
+            sink.write(words(("late", 1)), attempt(time=batch(0)))
+
+    def test_the_snapshot_before_a_replay_stays_for_its_readers(self, target: IcebergTarget) -> None:
+        self.written(target, 3)
+        before = target.table.current_snapshot()
+        assert before is not None
+        target.sink().write(words(("new", 0)), attempt(2, time=batch(0)))
+        for number in range(3, 43):
+            target.sink().write(words(("a", number), parts=1), attempt(time=batch(number)))
+        assert before.snapshot_id in {snapshot.snapshot_id for snapshot in target.table.snapshots()}
+        target.sink().upkeep(self.turn())
+        old = target.table.scan(snapshot_id=before.snapshot_id).to_arrow()
+        assert sorted(old["n"].to_pylist()) == [0, 1, 2]
 
     def test_the_owners_properties_say_how_many_snapshots_stay(
         self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
