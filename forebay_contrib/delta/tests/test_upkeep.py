@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from forebay import DeltaSink
 from forebay_contrib.delta import upkeep
 from forebay_contrib.delta.tests.delta_target import DeltaTarget
 from forebay_contrib.delta.tests.test_tables_of_others import TABLE
 from forebay_contrib.delta.upkeep import interval
+from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.target_database import attempt
 from tests.support.sinks.upkeep_suite import UpkeepSuite
 
 if TYPE_CHECKING:
@@ -60,6 +63,23 @@ def test_of_a_table_that_somebody_else_made_only_files_are_merged(tmp_path: Path
     assert DeltaSink(tmp_path / "t").upkeep(suite.turn()) == {"files_merged": 10, "files_made": 1}
     assert before <= {str(file) for file in (tmp_path / "t").rglob("*.parquet")}
     assert DeltaTable(tmp_path / "t").metadata().configuration == {}
+
+
+def test_what_a_table_keeps_by_default_is_what_delta_itself_reads_of_it(tmp_path: Path) -> None:
+    """Check the form of the interval: an id of more than a day ago is gone for deltalake too."""
+    sink = DeltaSink(tmp_path / "t")
+    sink.write(words(("a", 1)), attempt())
+    sink.upkeep(TestDeltaUpkeep().turn())
+    table = DeltaTable(tmp_path / "t")
+    hours_ago = {"kept": 23, "gone": 25}
+    ids = [Transaction(name, 1, round(time.time() - hours * 3600) * 1000) for name, hours in hours_ago.items()]
+    table.create_write_transaction(
+        [], mode="append", schema=table.schema(), commit_properties=CommitProperties(app_transactions=ids)
+    )
+    assert {name: DeltaTable(tmp_path / "t").transaction_version(name) for name in hours_ago} == {
+        "kept": 1,
+        "gone": None,
+    }
 
 
 @pytest.mark.parametrize(

@@ -296,16 +296,17 @@ class ParquetSink(Sink):
         if len(batches_of(hour)) > 1:
             rows = rewrite_hour(hour, _hour_stamp(time), check=turn.check, reached=self.reached)
         if compacted_directory(hour, _hour_stamp(time)).is_dir():
-            self._forget_attempts(turn.committed)
+            _forget_attempts(self.path, turn.committed)
         self.reached(Step.SWEPT)
         return rows
 
-    def _forget_attempts(self, committed: Mapping[datetime, int]) -> None:
-        for batch_time, attempt in committed.items():
-            attempts = self.path / ATTEMPTS / batch_stamp(batch_time)
-            _forget(attempts, attempt)
-            with suppress(OSError):
-                attempts.rmdir()
+
+def _forget_attempts(path: Path, committed: Mapping[datetime, int]) -> None:
+    for batch_time, attempt in committed.items():
+        attempts = path / ATTEMPTS / batch_stamp(batch_time)
+        _forget(attempts, attempt)
+        with suppress(OSError):
+            attempts.rmdir()
 
 
 def _directories(root: Path) -> set[tuple[str, int]] | None:
