@@ -107,9 +107,10 @@ def is_own(table: Table) -> bool:
     """Return whether a sink made the table: its properties say so, or its very first snapshot is one of a batch."""
     if MADE_BY in table.properties:
         return True
-    first = min(table.snapshots(), key=lambda snapshot: snapshot.sequence_number, default=None)
-    # Others may have expired those before it.
-    return first is not None and first.sequence_number == 1 and _APPLICATION in _properties(first)
+    # A later first one says nothing: others may have expired those before it.
+    return any(
+        snapshot.sequence_number == 1 and _APPLICATION in _properties(snapshot) for snapshot in table.snapshots()
+    )
 
 
 def _properties(snapshot: Snapshot) -> dict[str, str]:
@@ -339,7 +340,9 @@ def _expirable(table: Table) -> list[Snapshot]:
 
 
 def _is_append(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.operation == "append"
+    from pyiceberg.table.snapshots import Operation  # noqa: PLC0415  declaring a sink needs no pyiceberg
+
+    return snapshot.summary is not None and snapshot.summary.operation is Operation.APPEND
 
 
 def _milliseconds(time: datetime) -> int:
