@@ -10,6 +10,7 @@ import os
 import random
 import time
 from abc import abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from statistics import median
@@ -287,10 +288,8 @@ class Grown:
                 die()
 
         started = time.process_time()
-        try:
+        with suppress(Died):
             self.target.sink().upkeep(replace(self.suite.turn(), check=check))
-        except Died:
-            self._began.extend(self._began[-1:])
         self.upkeep_seconds.append(time.process_time() - started)
         self.bytes.append(sum(self.suite.sizes(self.target).values()))
 
