@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import (
+    DAILY,
+    HOURLY,
     AttemptOutdatedError,
     Committed,
     DeliveryGuarantee,
@@ -15,9 +17,11 @@ from orchestration.declarations.sink import (
     Sink,
     SinkError,
     Step,
+    TableAddress,
     TargetCheck,
     TargetMissingError,
     TargetUnavailableError,
+    Upkeep,
     Written,
 )
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -30,6 +34,8 @@ from orchestration.sinks.table_columns import arrow_schema, check_names, check_t
 
 __all__ = [
     "BATCH_TIME",
+    "DAILY",
+    "HOURLY",
     "ArrowDialect",
     "ArrowFiles",
     "AttemptOutdatedError",
@@ -45,9 +51,11 @@ __all__ = [
     "Sink",
     "SinkError",
     "Step",
+    "TableAddress",
     "TargetCheck",
     "TargetMissingError",
     "TargetUnavailableError",
+    "Upkeep",
     "Widening",
     "Written",
     "arrow_changes",

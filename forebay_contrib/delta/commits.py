@@ -17,6 +17,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay_contrib.delta.partitions import values_of
+from forebay_contrib.delta.retention import DEFAULTS
 from forebay_contrib.delta.tables import columns_of
 from orchestration.declarations.sink import Committed, Written
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -53,11 +54,14 @@ class Commit:
     token: str
     newest: bool = False  # whether to record the batch as the newest one
 
-    def append(self, table: Any, result: pa.Schema, changes: ColumnChanges) -> None:  # noqa: ANN401  a DeltaTable
-        """Add the batch's rows in the place of those that it has; `result`: the files' columns, with the batch time."""
+    def append(self, table: Any, result: pa.Schema, changes: ColumnChanges, *, is_first: bool) -> None:  # noqa: ANN401
+        """Add the batch's rows in the place of those that it has; `result`: the files' columns, with the batch time.
+
+        `is_first`: no attempt at the batch has committed before.
+        """
         attempt = self.attempt
         # A replay replaces the batch's rows also if the output had another name when they were written.
-        has_earlier = attempt.attempt > 1 or table.transaction_version(attempt.application_id) is not None
+        has_earlier = attempt.attempt > 1 or not is_first
         earlier = _files_with(table, attempt) if has_earlier else []
         own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
         if len(own) == len(earlier) and not changes.added:
@@ -123,6 +127,7 @@ class Commit:
             mode="error",
             partition_by=list(partition_by),
             description=description,
+            configuration=DEFAULTS,
             storage_options=options,
             commit_properties=self._properties(),
         )
@@ -204,8 +209,10 @@ class Commit:
         from deltalake import CommitProperties, Transaction  # noqa: PLC0415
 
         attempt, written = self.attempt, self.written
-        transactions = [Transaction(attempt.application_id, attempt.attempt)]
+        # The time lets a token expire, as the table's properties say.
+        transactions = [Transaction(attempt.application_id, attempt.attempt, round(time() * 1000))]
         if self.newest:
+            # This one never expires.
             transactions.append(Transaction(_NEWEST, (attempt.batch_time - _EPOCH) // timedelta(microseconds=1)))
         return CommitProperties(
             app_transactions=transactions,

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from forebay_contrib.delta.commits import Commit, Mode, committed_in, is_newest
 from forebay_contrib.delta.partitions import DeltaPartitions, unsupported
+from forebay_contrib.delta.retention import has_forgotten
 from forebay_contrib.delta.table_place import TablePlace
 from forebay_contrib.delta.tables import columns_of, description, is_own, not_written
+from forebay_contrib.delta.upkeep import look_after
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, SinkError, TargetCheck, TargetUnavailableError
+from orchestration.declarations.sink import HOURLY, Committed, SinkError, TargetCheck, TargetUnavailableError
 from orchestration.sinks.column_changes import (
     ArrowDialect,
     ColumnChanges,
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import OutputAttempt, Place, Written
+    from orchestration.declarations.sink import Figures, OutputAttempt, Place, Upkeep, Written
     from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import ParquetStaging, Staged, StagedFile
     from receiver_runtime.sources.fields.secret import Secret
@@ -63,6 +65,7 @@ class DeltaSink(FileTableSink):
     """Keep an output in a Delta table, with the column `_batch_time`. Exactly once."""
 
     format: ClassVar[str] = "Delta"
+    upkeep_every = HOURLY
     # Those that the protocol forbids without column mapping, and control characters.
     refused: ClassVar[str] = " ,;{}()=" + "".join(map(chr, range(32)))
 
@@ -159,6 +162,11 @@ class DeltaSink(FileTableSink):
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the newest attempt at this batch in the table, if the driver log knows its run."""
         return committed_in(self._table(attempt.name), attempt)
+
+    def upkeep(self, turn: Upkeep) -> Figures:
+        """Merge the table's small files, and delete what nothing needs any more."""
+        table = self._table(turn.name)
+        return {} if table is None else look_after(table, turn, is_own=is_own(table))
 
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
@@ -287,10 +295,11 @@ class DeltaSink(FileTableSink):
         version = table.transaction_version(commit.attempt.application_id)
         if version is not None and version >= commit.attempt.attempt:
             raise self.outdated(commit.attempt, version)
+        is_first = version is None and not has_forgotten(table, commit.attempt)
         changes = self._changes(table, result, commit.attempt.name)
         match self.mode:
             case "append":
-                commit.append(table, result, changes)
+                commit.append(table, result, changes, is_first=is_first)
             case "overwrite":
                 commit.overwrite(table, result, changes)
             case "merge":

@@ -1,21 +1,25 @@
 """Find which attempts an Iceberg table has, and make the one commit of an attempt.
 
-Each snapshot of this sink carries the application id of (pipeline, output, batch time), the attempt and its run. This
-module owns the names of these properties. It never decides which rows a commit has.
+Each snapshot of this sink carries the application id of (pipeline, output, batch time), the attempt and its run: it is
+a token, which makes a late attempt harmless. The token of a snapshot that has expired stays in the table's properties
+(`tokens_in`) until upkeep drops it. This module owns the names of these properties. It never decides which rows a
+commit has, nor which snapshots expire.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.sink import Written
+from orchestration.declarations.sink import AttemptOutdatedError, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.snapshots import Snapshot
 
     from forebay_contrib.iceberg.replacement import Replacement
     from orchestration.declarations.sink import OutputAttempt
@@ -29,11 +33,16 @@ _LOCATION = "forebay.location"
 #: Properties of the table: who made it, and the newest batch that an output with mode="overwrite" has committed.
 MADE_BY = "forebay.made_by"
 _NEWEST = "forebay.newest_batch"
+#: Of expired snapshots, as JSON by application id: their time in milliseconds, and what they said (`_TOKEN`).
+TOKENS = "forebay.tokens"
+#: The time, in milliseconds, before which all snapshots were made whose tokens were dropped.
+FORGOTTEN = "forebay.forgotten_until_ms"
+_TOKEN = (ATTEMPT, RUN, _ROWS, _REFUSED, _LOCATION)
 _OF_A_BATCH = re.compile(r"forebay/.*/(\d+)/[^/]*/([^/]*)", re.DOTALL)
 
 
 def newest_commit(table: Table | None, attempt: OutputAttempt) -> dict[str, str] | None:
-    """Return the properties of the newest snapshot of an attempt at this batch, or None."""
+    """Return the properties of the newest snapshot of an attempt at this batch, also of an expired one, or None."""
     if table is None:
         return None
     # Of a table of the format's version 1, each snapshot has the sequence number 0.
@@ -41,7 +50,40 @@ def newest_commit(table: Table | None, attempt: OutputAttempt) -> dict[str, str]
         properties = _properties(snapshot)
         if properties.get(_APPLICATION) == attempt.application_id:
             return properties
-    return None
+    found = tokens_in(table).get(attempt.application_id)
+    return None if found is None else dict(zip(_TOKEN, found[1:], strict=True))
+
+
+def has_forgotten(table: Table, attempt: OutputAttempt) -> bool:
+    """Return whether the token of a commit of this batch may have been dropped: of one by another driver log, too.
+
+    Called with a table that has no token of the batch, before the commit on top of it. Raises AttemptOutdatedError if
+    one of a newer attempt than this may have been dropped.
+    """
+    until = int(table.properties.get(FORGOTTEN, "0"))
+    if attempt.began_at is not None and attempt.began_at.timestamp() * 1000 < until:
+        raise AttemptOutdatedError(
+            f"{attempt.name}: attempt {attempt.attempt} at the batch of {attempt.batch_time.isoformat()} began at "
+            f"{attempt.began_at.isoformat()}, and its Iceberg table has forgotten since which attempts have "
+            "committed: a newer one may have, so it changed nothing"
+        )
+    return attempt.batch_time.timestamp() * 1000 < until
+
+
+def tokens_in(table: Table) -> dict[str, list[str]]:
+    """Return the tokens of expired snapshots that the table keeps."""
+    found: dict[str, list[str]] = json.loads(table.properties.get(TOKENS, "{}"))
+    return found
+
+
+def tokens_of(snapshots: Iterable[Snapshot]) -> dict[str, list[str]]:
+    """Return the tokens of snapshots, given oldest first."""
+    return {
+        properties[_APPLICATION]: [str(snapshot.timestamp_ms), *(properties[name] for name in _TOKEN)]
+        for snapshot in snapshots
+        for properties in [_properties(snapshot)]
+        if _APPLICATION in properties
+    }
 
 
 def written_by(properties: Mapping[str, str]) -> Written:
@@ -56,7 +98,7 @@ def is_made_by_forebay(table: Table) -> bool:
 
 def has_newer_batch(table: Table, attempt: OutputAttempt) -> bool:
     """Return whether the table has a newer batch than this one of its output. Snapshots may have expired."""
-    found = [_OF_A_BATCH.fullmatch(_properties(snapshot).get(_APPLICATION, "")) for snapshot in table.snapshots()]
+    found = [_OF_A_BATCH.fullmatch(name) for name in {**tokens_in(table), **tokens_of(table.snapshots())}]
     batches = [(int(match[1]), datetime.fromisoformat(match[2])) for match in found if match]
     if _NEWEST in table.properties:
         pipeline_id, _, time = table.properties[_NEWEST].partition(" ")

@@ -17,7 +17,7 @@ from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.refused_rows import RefusedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
@@ -82,12 +82,13 @@ def rows_of(stream: Any, columns: list[str] | None = None) -> pa.Table:  # noqa:
     return opened(stream).read(columns=columns)
 
 
-def write_parquet(stream: Any, rows: pa.Table) -> None:  # noqa: ANN401
-    """Write a Parquet file with the ids of the columns, as a file of the table that was read has them."""
+def write_parquet(stream: Any, pieces: Iterable[pa.Table], columns: pa.Schema) -> None:  # noqa: ANN401
+    """Write a Parquet file, each piece a row group, with the ids of the columns as the schema has them."""
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    with pq.ParquetWriter(stream, rows.schema, compression="zstd") as writer:
-        writer.write_table(rows)
+    with pq.ParquetWriter(stream, columns, compression="zstd") as writer:
+        for piece in pieces:
+            writer.write_table(piece)
 
 
 def deleted_rows(table: Table, task: FileScanTask) -> list[int]:
@@ -157,13 +158,16 @@ class DataFiles:
         }
         numbered = pa.table({**named, _NUMBER: np.arange(rows.num_rows)})
         for _, part in self.parting.parted(numbered, RefusedRows()):
-            yield self.written(rows.take(part[_NUMBER]), folder, self.parting.partition(part.slice(0, 1)))
+            taken = rows.take(part[_NUMBER])
+            yield self.written([taken], taken.schema, folder, self.parting.partition(part.slice(0, 1)))
 
-    def written(self, rows: pa.Table, folder: str, partition: tuple[Any, ...]) -> DataFile:
+    def written(
+        self, pieces: Iterable[pa.Table], columns: pa.Schema, folder: str, partition: tuple[Any, ...]
+    ) -> DataFile:
         """Write rows of one partition to a new file."""
         key = f"{folder}/part-{secrets.token_hex(8)}.parquet"
         stream = self.store.create(key)
-        write_parquet(stream, rows)
+        write_parquet(stream, pieces, columns)
         size = self.store.keep(key, stream)
         with self.store.open(key) as written:
             return self._described(f"{self.store.place}/{key}", size, opened(written).metadata, partition)

@@ -21,6 +21,7 @@ from forebay_contrib.iceberg.commits import (
     MADE_BY,
     RUN,
     add_snapshot,
+    has_forgotten,
     has_newer_batch,
     newest_commit,
     remember_newest,
@@ -29,6 +30,7 @@ from forebay_contrib.iceberg.commits import (
 )
 from forebay_contrib.iceberg.data_files import DataFiles, arrow_schema_of, iceberg_schema
 from forebay_contrib.iceberg.demands import check_key, check_new, other_partitions, unwritten
+from forebay_contrib.iceberg.expiry import shorten
 from forebay_contrib.iceberg.files import place_of, store_of
 from forebay_contrib.iceberg.partitions import Partition, PartitionedRows, spec_of
 from forebay_contrib.iceberg.replacement import (
@@ -40,8 +42,9 @@ from forebay_contrib.iceberg.replacement import (
     replace_all,
     replace_batch,
 )
+from forebay_contrib.iceberg.upkeep import look_after
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import Committed, Place, SinkError
+from orchestration.declarations.sink import HOURLY, Committed, Place, SinkError
 from orchestration.sinks.column_changes import checked_policy, declared_policy
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import staged_files, with_batch_time
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
 
     from forebay_contrib.iceberg.catalogs import Properties
     from forebay_contrib.iceberg.replacement import Mode
-    from orchestration.declarations.sink import OutputAttempt, Written
+    from orchestration.declarations.sink import Figures, OutputAttempt, Upkeep, Written
     from orchestration.sinks.column_changes import ColumnPolicy
     from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import ParquetStaging, Staged, StagedFile
@@ -70,6 +73,7 @@ class IcebergSink(FileTableSink):
     """Keep an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
 
     format: ClassVar[str] = "Iceberg"
+    upkeep_every = HOURLY
     # Iceberg's smallest integer has 32 bits.
     widens: ClassVar[bool] = True
 
@@ -158,6 +162,12 @@ class IcebergSink(FileTableSink):
         if found is None or not attempt.knows(int(found[ATTEMPT]), found[RUN]):
             return None
         return Committed(int(found[ATTEMPT]), written_by(found))
+
+    def upkeep(self, turn: Upkeep) -> Figures:
+        """Merge the table's small files, expire snapshots, and delete what none needs any more."""
+        with self._connect(turn.name) as catalog:
+            table = self._catalog.table(catalog, self.table, turn.name)
+            return {} if table is None else look_after(table, turn)
 
     def load(self) -> None:
         """Import pyiceberg."""
@@ -256,6 +266,7 @@ class IcebergSink(FileTableSink):
         found = newest_commit(table, attempt)
         if found is not None and int(found[ATTEMPT]) >= attempt.attempt:
             raise self.outdated(attempt, int(found[ATTEMPT]))
+        forgotten = found is None and has_forgotten(table, attempt)
         self._checked(table, schema, attempt.name)
         transaction = without_retries(table)
         columns = change(transaction, changes_of(table, schema, self.columns, attempt.name), schema)
@@ -267,21 +278,27 @@ class IcebergSink(FileTableSink):
             replacement = merge(table, data_files, batch, self.key)
         elif self.mode == "append":
             # Snapshots expire, so a later attempt looks for the batch's rows even if it finds no earlier commit.
-            is_first = found is None and attempt.attempt == 1
+            is_first = found is None and attempt.attempt == 1 and not forgotten
             replacement = (append if is_first else replace_batch)(table, data_files, batch)
         # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
         elif not has_newer_batch(table, attempt):
             replacement = replace_all(table, data_files, batch)
             remember_newest(transaction, attempt)
         try:
-            self._commit_to(transaction, replacement, attempt, written)
+            self._commit_to(table, transaction, replacement, attempt, written)
         except (CommitFailedException, ValidationException):
             data_files.forget(replacement.added, files)
             return False
         return True
 
     def _commit_to(
-        self, transaction: Transaction, replacement: Replacement, attempt: OutputAttempt, written: Written
+        self,
+        table: Table,
+        transaction: Transaction,
+        replacement: Replacement,
+        attempt: OutputAttempt,
+        written: Written,
     ) -> None:
         add_snapshot(transaction, replacement, attempt, written)
+        shorten(transaction, table)
         transaction.commit_transaction()

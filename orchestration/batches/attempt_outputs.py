@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from orchestration.declarations.pipeline import Output
+    from orchestration.declarations.sink import Column
     from orchestration.spark.output_threads import OutputThreads
 
 # Seconds between requests to stop the outputs that still run: one may have been between two of its Spark jobs.
@@ -53,6 +54,7 @@ class OutputResult:
     `lost_records`, in `lost_blocks`, count the whole batch: see ``lost_blocks``. `seconds` is how long the output took
     from its start until readers see it; None if it was committed before. `committed_by` is the run that committed it
     before (empty if that is not known any more); None if this call did. `refused`: rows that this call put aside.
+    `columns`: those of the table that this call wrote to; none if it wrote nothing, or to no table.
     """
 
     output: str
@@ -64,6 +66,7 @@ class OutputResult:
     seconds: float | None = None
     committed_by: str | None = None
     refused: int = 0
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

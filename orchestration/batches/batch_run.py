@@ -316,6 +316,7 @@ def _run_outputs(
                 lost.records,
                 seconds=time.monotonic() - started,
                 refused=written.refused,
+                columns=written.columns,
             )
         publish(engine, pipeline_id, output, commit.location, batch_time=batch_time)
         return _committed_before(commit, lost, runs)

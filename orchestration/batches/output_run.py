@@ -7,11 +7,12 @@ committed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.declarations.sink import checked_result
+from orchestration.declarations.sink import Column, checked_result
 from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import outputs
 
@@ -46,7 +47,10 @@ def run_output(
         code_version = None
     else:
         code_version = output.pipeline.code_version
-        written = output.sink.write(checked_result(compute(), attempt.name), attempt)
+        result = checked_result(compute(), attempt.name)
+        written = output.sink.write(result, attempt)
+        if output.sink.address() is not None:
+            written = replace(written, columns=_columns(result))
         if written.refused:
             log.warning("rows were refused by the target, and put aside", output=output.name, rows=written.refused)
 
@@ -66,3 +70,7 @@ def run_output(
     # Wait through an outage: the result is computed, and the commit is idempotent.
     retry_statement(engine, commit, f"commit of {attempt.name}")
     return written
+
+
+def _columns(result: DataFrame) -> tuple[Column, ...]:
+    return tuple(Column(field.name, field.dataType.simpleString(), field.nullable) for field in result.schema)

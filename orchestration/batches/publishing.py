@@ -1,8 +1,10 @@
-"""Publish committed results to readers, for sinks whose files are a projection of the row in `output_commits`.
+"""Publish committed results to readers, and give targets their turns of upkeep.
+
+Files of some sinks are a projection of the row in `output_commits`.
 
 The row says which attempt counts, and whether its files are still to be published (`to_publish`). Any process that
 finds such a row publishes the files: the run that committed it, the next attempt at its batch, the next batch of its
-pipeline, or the compaction schedule. Only one process at a time changes what readers of an output see of an hour: its
+pipeline, or the upkeep schedule. Only one process at a time changes what readers of an output see of an hour: its
 transaction holds a lock in the driver log. A paused process loses the lock with its transaction, so before each step
 that readers see it checks that it still has the lock. This module never decides what counts, and computes nothing.
 """
@@ -12,14 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.declarations.sink import SinkError
+from orchestration.declarations.sink import SinkError, Upkeep
 from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import outputs
 from tracker_store.connection.engine import connect, named_failures
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.declarations.pipeline import Output, Pipeline
-    from orchestration.declarations.sink import Sink
+    from orchestration.declarations.sink import Figures
 
 # Seconds between statements: well below the server's time-out for an idle transaction.
 _STILL_HERE_SECONDS = 2.0
-# How many leftovers one batch run publishes besides its own work; the compaction schedule does the rest.
+# How many leftovers one batch run publishes besides its own work; the upkeep schedule does the rest.
 MOST_LEFT = 20
 
 log = structlog.get_logger(__name__)
@@ -76,39 +78,76 @@ def publish_what_is_left(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int
     return published
 
 
-def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float) -> list[HourResult]:
-    """Merge each closed hour into one directory, oldest first, for at most `most_seconds`; log and skip failures."""
-    give_up_at = time.monotonic() + most_seconds
-    done: list[HourResult] = []
-    for name, output in pipeline.outputs.items():
-        try:
-            hours = output.sink.hours()
-        except (SinkError, OSError) as error:
-            log.warning("could not look for hours to compact", error=str(error), pipeline=pipeline.name, output=name)
-            continue
-        for hour in hours:
-            if time.monotonic() > give_up_at:
-                return done
-            about = {"pipeline": pipeline.name, "output": name, "hour": hour.isoformat()}
-            try:
-                with connect(engine) as connection:
-                    rows = _compact_hour(pipeline_id, name, output.sink, hour, connection)
-            except (DriverLogError, SinkError, OSError) as error:
-                log.warning("could not compact an hour", error=str(error), **about)
-                continue
-            if rows is not None:
-                log.info("compacted an hour", rows=rows, **about)
-                done.append(HourResult(name, hour, rows))
+def upkeep(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float) -> list[UpkeepResult]:
+    """Give each output's target its turns of upkeep, for at most `most_seconds`; return what was done and what failed.
+
+    Outputs share the time, so that none waits for another one that has too much to do, or that fails.
+    """
+    with connect(engine) as connection:
+        oldest = outputs.oldest_attempt(connection, pipeline_id)
+    to_do = [output for output in pipeline.outputs.values() if output.sink.upkeep_every is not None]
+    ends_at = time.monotonic() + most_seconds
+    done: list[UpkeepResult] = []
+    for at, output in enumerate(to_do):
+        now = time.monotonic()
+        give_up_at = now + (ends_at - now) / (len(to_do) - at)
+        turn = Upkeep(
+            pipeline.name,
+            output.name,
+            oldest_attempt=oldest,
+            has_time=partial(_has_time, give_up_at),
+        )
+        done += _keep_output(engine, pipeline_id, output, turn)
     return done
 
 
-def _compact_hour(pipeline_id: int, output: str, sink: Sink, hour: datetime, connection: sa.Connection) -> int | None:
-    with held(connection, pipeline_id, output, hour):
-        committed = outputs.commits_of_closed_hour(connection, pipeline_id, output, hour)
-        if committed is None:
-            return None
+def _has_time(give_up_at: float) -> bool:
+    return time.monotonic() < give_up_at
+
+
+def _keep_output(engine: sa.Engine, pipeline_id: int, output: Output, turn: Upkeep) -> list[UpkeepResult]:
+    done: list[UpkeepResult] = []
+    hours: list[datetime | None] = []
+    # A target's client may raise anything, and the other outputs need their turns too.
+    try:
+        hours += output.sink.upkeep_hours()
+    except Exception as error:  # noqa: BLE001
+        done.append(_failed(output, None, error))
+    for hour in hours:
+        if not turn.has_time():
+            log.info("no time is left for the rest of this output, which comes later", output=output.name)
+            break
+        try:
+            with connect(engine) as connection:
+                figures = _keep(pipeline_id, output, replace(turn, hour=hour), connection)
+        except Exception as error:  # noqa: BLE001
+            done.append(_failed(output, hour, error))
+            continue
+        if figures:
+            log.info("looked after a target", output=output.name, hour=_iso(hour), **figures)
+            done.append(UpkeepResult(output.name, hour, figures))
+    return done
+
+
+def _failed(output: Output, hour: datetime | None, error: Exception) -> UpkeepResult:
+    said = str(error) or type(error).__name__
+    log.warning("could not look after a target", output=output.name, hour=_iso(hour), error=said)
+    return UpkeepResult(output.name, hour, {}, said)
+
+
+def _iso(hour: datetime | None) -> str | None:
+    return None if hour is None else hour.isoformat()
+
+
+def _keep(pipeline_id: int, output: Output, turn: Upkeep, connection: sa.Connection) -> Figures:
+    with held(connection, pipeline_id, output.name, turn.hour):
+        if turn.hour is not None:
+            committed = outputs.commits_of_closed_hour(connection, pipeline_id, output.name, turn.hour)
+            if committed is None:
+                return {}
+            turn = replace(turn, committed=committed)
         with staying(connection) as check:
-            return sink.compact_hour(hour, committed, check=check)
+            return output.sink.upkeep(replace(turn, check=check))
 
 
 def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, connection: sa.Connection) -> None:
@@ -122,22 +161,25 @@ def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, c
 
 
 @dataclass(frozen=True, slots=True)
-class HourResult:
-    """Describe an hour of an output that is now one directory."""
+class UpkeepResult:
+    """Describe what upkeep did at an output's target, or in one hour of it, or why it failed."""
 
     output: str
-    hour: datetime
-    rows: int
+    hour: datetime | None
+    figures: Figures
+    error: str = ""
 
 
 @contextmanager
-def held(connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime) -> Iterator[None]:
+def held(connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime | None) -> Iterator[None]:
     """Hold, in a transaction, the lock on what readers see of an output in the hour of `batch_time`.
+
+    None: the lock on the upkeep of its whole target, which no batch waits for.
 
     Raises DriverLogUnavailableError if another process holds the lock for long.
     """
     connection.execution_options(isolation_level="READ COMMITTED")
-    hour = batch_time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    hour = None if batch_time is None else batch_time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     with named_failures(), connection.begin():
         outputs.hold_publishing(connection, pipeline_id, output, hour)
         yield

@@ -15,10 +15,10 @@ from orchestration.dagster_defs.assets.assets import output_assets
 from orchestration.dagster_defs.assets.replay_job import replay_job
 from orchestration.dagster_defs.checks.batch_checks import batch_checks
 from orchestration.dagster_defs.checks.checks import checks_job, pipeline_checks, stream_checks
-from orchestration.dagster_defs.jobs.compaction import compaction_job, compaction_schedule, has_compaction
 from orchestration.dagster_defs.jobs.maintenance import maintenance_job, maintenance_schedule
 from orchestration.dagster_defs.jobs.scaling_schedule import scaling_job, scaling_schedule
 from orchestration.dagster_defs.jobs.stream_jobs import stream_jobs
+from orchestration.dagster_defs.jobs.upkeep import has_upkeep, upkeep_job, upkeep_schedule
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor
 from orchestration.dagster_defs.sensors.observation_sensor import observation_sensor
 from orchestration.dagster_defs.sensors.receiver_sensor import owned_streams, receiver_sensor, restart_job
@@ -64,7 +64,7 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
     jobs = {pipeline.name: batch_job(pipeline, *checks[pipeline]) for pipeline in pipelines}
     replays = {pipeline.name: replay_job(pipeline, session) for pipeline in pipelines}
     scalings = {pipeline: scaling_job(pipeline) for pipeline in pipelines}
-    compactions = {pipeline: compaction_job(pipeline) for pipeline in pipelines if has_compaction(pipeline)}
+    upkeeps = {pipeline: upkeep_job(pipeline) for pipeline in pipelines if has_upkeep(pipeline)}
     connections = SensorConnections()
     maintenance = [maintenance_job(pipelines)] if pipelines else []
     return dg.Definitions(
@@ -81,12 +81,12 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
             *restarts.values(),
             *(job for pipeline, streams in owned.items() for job in stream_jobs(pipeline, streams)),
             *scalings.values(),
-            *compactions.values(),
+            *upkeeps.values(),
             *maintenance,
         ],
         schedules=[
             *(scaling_schedule(pipeline, job) for pipeline, job in scalings.items()),
-            *(compaction_schedule(pipeline, job) for pipeline, job in compactions.items()),
+            *(upkeep_schedule(pipeline, job) for pipeline, job in upkeeps.items()),
             *(maintenance_schedule(pipelines, job) for job in maintenance),
         ],
         resources={SPARK_RESOURCE: session},

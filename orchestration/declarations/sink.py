@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     Check = Callable[[], None]
+    #: What upkeep has done, as numbers by name: `{"files_merged": 60}`.
+    Figures = Mapping[str, int]
+
+HOURLY, DAILY = timedelta(hours=1), timedelta(days=1)
 
 
 class SinkError(Exception):
@@ -68,15 +72,34 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """Describe a column of a result; `kind` is its type as Spark writes it."""
+
+    name: str
+    kind: str
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableAddress:
+    """Say where people and other programs find a table, without secrets; None: it has no such name, or no URI."""
+
+    name: str | None = None
+    uri: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """Describe an attempt's result: its location and its number of rows (None: the sink does not count).
 
-    `refused` counts rows that the target can't hold, and that are kept aside.
+    `refused` counts rows that the target can't hold, and that are kept aside. `columns` is what the run notes of the
+    result, for people; a sink leaves it empty.
     """
 
     location: str
     rows: int | None
     refused: int = 0
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +194,30 @@ def unchecked() -> None:
     """Check nothing: no other process publishes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """One turn of upkeep at an output's target, and what the driver log says of the attempts there.
+
+    `hour`: the hour to look after, which is over; None: the whole target. `committed`: the attempts of that hour's
+    batches, all published. `oldest_attempt`: each attempt that the driver log still waits for began at this time or
+    later; None: not known. `check` is called before each step that others see, and raises if this process may no longer
+    take it. `has_time` returns whether to begin a further step.
+    """
+
+    pipeline: str
+    output: str
+    hour: datetime | None = None
+    committed: Mapping[datetime, int] = field(default_factory=dict)
+    oldest_attempt: datetime | None = None
+    check: Check = unchecked
+    has_time: Callable[[], bool] = lambda: True
+
+    @property
+    def name(self) -> str:
+        """Return the output's name for messages."""
+        return f"output {self.output!r} of pipeline {self.pipeline!r}"
+
+
 class Sink(ABC):
     """Keep an output's result once per batch time: the base class of sinks."""
 
@@ -179,8 +226,8 @@ class Sink(ABC):
     publishes: ClassVar[bool] = False
     #: Whether the target has its own commits, which decide (`committed`).
     commits: ClassVar[bool] = False
-    #: Whether the hours that are over are merged by `compact_hour`.
-    compact: bool = False
+    #: How often `upkeep` is due: HOURLY, DAILY, or None for never.
+    upkeep_every: timedelta | None = None
 
     @abstractmethod
     def declaration(self) -> dict[str, Any]:
@@ -196,6 +243,10 @@ class Sink(ABC):
         The declaration may be an older one from the driver log. Never access the target. None: any number of outputs
         may have this declaration.
         """
+        return None
+
+    def address(self) -> TableAddress | None:
+        """Return where the table is; None: the sink keeps none. Never access the target."""
         return None
 
     def load(self) -> None:  # noqa: B027  most sinks need no further package
@@ -257,22 +308,18 @@ class Sink(ABC):
         """Return whether a sink of this class publishes, by this declaration or by the one before it was changed."""
         return cls.publish is not Sink.publish
 
-    def hours(self) -> list[datetime]:
-        """Return the hours that need `compact_hour`, oldest first."""
-        return []
+    def upkeep_hours(self) -> Sequence[datetime | None]:
+        """Return what needs `upkeep`: hours, oldest first, each for a turn of its own; None is the whole target."""
+        return [None]
 
-    def compact_hour(
-        self,
-        time: datetime,
-        committed: Mapping[datetime, int],
-        *,
-        check: Check = unchecked,
-    ) -> int | None:
-        """Merge the batches of one of the `hours`, which is over; return its rows, or None if nothing was merged.
+    def upkeep(self, turn: Upkeep) -> Figures:
+        """Merge small files, and delete what nothing needs any more; return what was done, nothing if it was nothing.
 
-        Called under the lock of `publish`. `committed` are the attempts of the hour's batches, all published.
+        No reader, and no attempt that the driver log waits for, may notice. Called by one process at a time: for an
+        hour under the lock of `publish`, and only once its batches are over. A turn may end early, and the next one
+        goes on.
         """
-        raise NotImplementedError(f"{type(self).__name__}.hours names {time}, and the class has no compact_hour")
+        raise NotImplementedError(f"{type(self).__name__}.upkeep_every is set, and the class has no upkeep: {turn}")
 
     def reached(self, step: Step) -> None:  # noqa: B027
         """Do nothing; tests override it to stop or kill the process at a step."""

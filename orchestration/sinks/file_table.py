@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from abc import abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestration.declarations.sink import (
@@ -17,6 +18,7 @@ from orchestration.declarations.sink import (
     Sink,
     SinkError,
     Step,
+    TableAddress,
     TargetCheck,
     Written,
     unchecked,
@@ -64,6 +66,12 @@ class FileTableSink(Sink):
     @abstractmethod
     def target(self) -> str:
         """Return the table's name as its owner gave it."""
+
+    def address(self) -> TableAddress:
+        """Return the table's directory or URL, or its name in a catalog."""
+        if self.target.startswith("/"):
+            return TableAddress(uri=Path(self.target).as_uri())
+        return TableAddress(uri=self.target) if "://" in self.target else TableAddress(name=self.target)
 
     @abstractmethod
     def _connect(self, where: str) -> AbstractContextManager[Any]:

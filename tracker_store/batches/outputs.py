@@ -205,15 +205,32 @@ def follow_commit(
     return wrote
 
 
-def hold_publishing(connection: sa.Connection, pipeline_id: int, output: str, hour: datetime) -> None:
-    """Exclude other changes to what readers see of an output's hour while this transaction lasts.
+def oldest_attempt(connection: sa.Connection, pipeline_id: int) -> datetime:
+    """Return when the oldest attempt began that may still commit, as a run or a replay; now if there is none. No locks.
+
+    An attempt that claims its batch meanwhile begins a moment before at the earliest.
+    """
+    with named_failures():
+        found: datetime = connection.execute(
+            sa.text("""
+                SELECT coalesce(min(a.started_at), clock_timestamp())
+                FROM forebay.batch_attempts a
+                WHERE a.pipeline_id = :pipeline AND a.state = 'RUNNING'
+            """),
+            {"pipeline": pipeline_id},
+        ).scalar_one()
+    return found
+
+
+def hold_publishing(connection: sa.Connection, pipeline_id: int, output: str, hour: datetime | None) -> None:
+    """Exclude other changes to what readers see of an output's hour while this transaction lasts; None: other upkeep.
 
     Locks: an advisory lock, before any row.
     """
     with named_failures():
         connection.execute(
             sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"),
-            {"name": f"forebay publish {pipeline_id} {output} {hour.astimezone(UTC).isoformat()}"},
+            {"name": f"forebay publish {pipeline_id} {output} {hour and hour.astimezone(UTC).isoformat()}"},
         )
 
 

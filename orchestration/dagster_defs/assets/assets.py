@@ -12,7 +12,7 @@ import structlog
 from orchestration.batches.batch_run import run_batch
 from orchestration.batches.batch_schedule import op_name
 from orchestration.dagster_defs.assets.batch_input_table import MOST_RANGES, input_table
-from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs, address_metadata
 from orchestration.dagster_defs.assets.replay_job import replay_in_dagster
 from orchestration.dagster_defs.shared.batch_plots import batch_materialization, batch_metadata, batches_key
 from orchestration.dagster_defs.shared.page_links import page_of_batch, page_of_pipeline
@@ -127,7 +127,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 # A windowed output may not be due, and in a run of its own each output is reported by an event when it
                 # is committed.
                 skippable=True,
-                metadata=page_of_pipeline(pipeline),
+                metadata={**page_of_pipeline(pipeline), **address_metadata(output.sink.address())},
             )
             for output in pipeline.outputs.values()
         ],

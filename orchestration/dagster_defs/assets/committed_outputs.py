@@ -22,14 +22,23 @@ if TYPE_CHECKING:
 
     from orchestration.batches.attempt_outputs import OutputResult
     from orchestration.declarations.pipeline import Pipeline
+    from orchestration.declarations.sink import Column, TableAddress
 
 MILLISECONDS = 1000.0
 # Most materializations of one run that are read: a replay may have one for each output of many batches.
 _MOST_EVENTS = 10_000
+# Dagster keeps the columns with each batch's event.
+_MOST_COLUMNS = 200
 
 Metadata = dict[str, dg.MetadataValue]
 
 log = structlog.get_logger(__name__)
+
+
+def address_metadata(address: TableAddress | None) -> Metadata:
+    """Return a table's name and URI, as far as it has them, under Dagster's own names."""
+    said = {} if address is None else {"dagster/table_name": address.name, "dagster/uri": address.uri}
+    return {key: dg.MetadataValue.text(value) for key, value in said.items() if value is not None}
 
 
 def result_metadata(result: OutputResult, batch_time: datetime) -> Metadata:
@@ -40,7 +49,9 @@ def result_metadata(result: OutputResult, batch_time: datetime) -> Metadata:
         "location": dg.MetadataValue.path(result.location),
     }
     if result.rows is not None:
-        values["dagster/row_count"] = dg.MetadataValue.int(result.rows)
+        values["dagster/row_count"] = values["dagster/partition_row_count"] = dg.MetadataValue.int(result.rows)
+    if 0 < len(result.columns) <= _MOST_COLUMNS:
+        values["dagster/column_schema"] = dg.TableSchemaMetadataValue(_schema(result.columns))
     if result.refused:
         values["refused_rows"] = dg.MetadataValue.int(result.refused)
     if result.seconds is not None:
@@ -49,6 +60,15 @@ def result_metadata(result: OutputResult, batch_time: datetime) -> Metadata:
         values["lost_blocks"] = dg.MetadataValue.int(result.lost_blocks)
         values["lost_records"] = dg.MetadataValue.int(result.lost_records)
     return values
+
+
+def _schema(columns: Iterable[Column]) -> dg.TableSchema:
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(column.name, column.kind, constraints=dg.TableColumnConstraints(nullable=column.nullable))
+            for column in columns
+        ]
+    )
 
 
 class CommittedOutputs:
@@ -110,7 +130,8 @@ class CommittedOutputs:
     def _shown(self, batch_time: datetime, result: OutputResult) -> Metadata:
         made_by = self._pipeline.code_version if result.committed_by is None else None
         code = {} if made_by is None else {"code_version": dg.MetadataValue.text(made_by)}
-        return {**self._metadata(batch_time), **result_metadata(result, batch_time), **code}
+        table = address_metadata(self._pipeline.outputs[result.output].sink.address())
+        return {**self._metadata(batch_time), **result_metadata(result, batch_time), **table, **code}
 
     def _is_reported(self, key: dg.AssetKey, batch_time: datetime, result: OutputResult) -> bool:
         """Return whether the run that committed the output has reported it."""

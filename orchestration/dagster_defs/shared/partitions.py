@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from orchestration.declarations.pipeline import DeclarationError
+
 if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Pipeline
 
@@ -25,6 +27,19 @@ def partitions_of(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition | Non
     if pipeline.settings.partitions == "day":
         return dg.DailyPartitionsDefinition(PARTITIONS_START, end_offset=1)
     return None
+
+
+def past_partitions(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition:
+    """Return the partitions of an asset below the pipeline's outputs: the hours or days that are over.
+
+    The output's partitions include the current one. Raises DeclarationError if the pipeline has no partitions.
+    """
+    if pipeline.settings.partitions == "hour":
+        return dg.HourlyPartitionsDefinition(PARTITIONS_START)
+    if pipeline.settings.partitions == "day":
+        return dg.DailyPartitionsDefinition(PARTITIONS_START)
+    message = f"pipeline {pipeline.name!r} has no partitions: declare it with partitions='hour' or partitions='day'"
+    raise DeclarationError(message)
 
 
 def partition_key(pipeline: Pipeline, batch_time: datetime) -> str | None:

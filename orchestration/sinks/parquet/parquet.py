@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.sink import DeliveryGuarantee, Sink, SinkError, Step, TargetCheck, Written, unchecked
+from orchestration.declarations.sink import (
+    DAILY,
+    HOURLY,
+    DeliveryGuarantee,
+    Sink,
+    SinkError,
+    Step,
+    TableAddress,
+    TargetCheck,
+    Written,
+    unchecked,
+)
 from orchestration.sinks.column_changes import checked_policy, declared_policy
 from orchestration.sinks.declared_directory import check_directory, declared_directory, directory_place
 from orchestration.sinks.directories import hidden_beside, recover, replace, sweep, sync
@@ -70,7 +81,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import Check, OutputAttempt, Place
+    from orchestration.declarations.sink import Check, Figures, OutputAttempt, Place, Upkeep
     from orchestration.sinks.column_changes import ColumnChanges, ColumnPolicy
 
 
@@ -101,7 +112,7 @@ class ParquetSink(Sink):
         Args:
             path: a directory, relative to the working directory of `forebay apply`; or `"s3://BUCKET/PREFIX"` if it
                 contains no secret; or an `EnvVar("NAME")` that holds the whole URL.
-            compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` merges the batches of
+            compact: rows get the column `_batch_time`, and the schedule `PIPELINE_upkeep` merges the batches of
                 each hour that is over into one directory; on an object store, into one batch.
             partition_by: columns of text, whole numbers or dates. A batch's files lie in folders of their values,
                 `COLUMN=VALUE/`, and lack them: readers take them from the folders, and read only those that they need.
@@ -144,6 +155,13 @@ class ParquetSink(Sink):
     def place(cls, declaration: Mapping[str, Any]) -> Place:
         """Return the directory or prefix."""
         return directory_place(declaration["path"])
+
+    def address(self) -> TableAddress:
+        """Return the URI of the directory or prefix; a reference has none."""
+        if self._objects is None:
+            return TableAddress(uri=self.path.as_uri())
+        shown = self._objects.shown
+        return TableAddress(uri=shown if "://" in shown else None)
 
     def check_columns(self, schema: StructType, where: str) -> None:
         """Check for names of folders, and for what files don't keep."""
@@ -281,7 +299,12 @@ class ParquetSink(Sink):
                 return with_columns(found, _known(self.path), str(self.path))
         raise FileNotFoundError(f"{root} was changed during each of {_LISTINGS} listings: read again")
 
-    def hours(self) -> list[datetime]:
+    @property
+    def upkeep_every(self) -> timedelta:  # type: ignore[override]  # depends on the declaration
+        """Merge an hour soon after its end; what replays have replaced can wait."""
+        return HOURLY if self.compact else DAILY
+
+    def upkeep_hours(self) -> list[datetime]:
         """Return the hours with several directories or hidden leftovers; the driver log decides whether one is over."""
         if self._objects is not None:
             return self._objects.hours() if self.compact else []
@@ -293,17 +316,23 @@ class ParquetSink(Sink):
             for hour in {*several, *hidden}
         )
 
-    def compact_hour(
-        self, time: datetime, committed: Mapping[datetime, int], *, check: Check = unchecked
-    ) -> int | None:
-        """Merge the batches of an hour that is over into one directory; return its rows, or None if already merged.
+    def upkeep(self, turn: Upkeep) -> Figures:
+        """Merge the batches of an hour that is over into one directory, and delete replaced directories.
 
-        Also deletes replaced directories. `committed` are the attempts of the hour's batches, all published: their
-        files under `_attempts/` are deleted, with those of earlier attempts. Raises SinkError, without any change, if
-        the files' columns don't fit together.
+        The files of the batches' attempts under `_attempts/` are deleted, with those of earlier attempts. Raises
+        SinkError, without any change, if the files' columns don't fit together.
         """
-        if self._objects is not None:
-            return self._objects.compact_hour(time, committed, check=check, reached=self.reached)
+        if turn.hour is None:
+            return {}
+        rows = (
+            self._keep_hour(turn, turn.hour)
+            if self._objects is None
+            else self._objects.compact_hour(turn.hour, turn.committed, check=turn.check, reached=self.reached)
+        )
+        return {} if rows is None else {"hours": 1, "rows": rows}
+
+    def _keep_hour(self, turn: Upkeep, time: datetime) -> int | None:
+        """Look after an hour; return its rows, or None if it was merged already, or is not to be."""
         hour = (self.path / batch_directory(time)).parent
         recover(hour)
         sweep(hour)
@@ -313,18 +342,19 @@ class ParquetSink(Sink):
             return None
         rows = None
         if len(batches_of(hour)) > 1:
-            rows = rewrite_hour(hour, _hour_stamp(time), check=check, reached=self.reached)
+            rows = rewrite_hour(hour, _hour_stamp(time), check=turn.check, reached=self.reached)
         if compacted_directory(hour, _hour_stamp(time)).is_dir():
-            self._forget_attempts(committed)
+            _forget_attempts(self.path, turn.committed)
         self.reached(Step.SWEPT)
         return rows
 
-    def _forget_attempts(self, committed: Mapping[datetime, int]) -> None:
-        for batch_time, attempt in committed.items():
-            attempts = self.path / ATTEMPTS / batch_stamp(batch_time)
-            _forget(attempts, attempt)
-            with suppress(OSError):
-                attempts.rmdir()
+
+def _forget_attempts(path: Path, committed: Mapping[datetime, int]) -> None:
+    for batch_time, attempt in committed.items():
+        attempts = path / ATTEMPTS / batch_stamp(batch_time)
+        _forget(attempts, attempt)
+        with suppress(OSError):
+            attempts.rmdir()
 
 
 def _known(path: Path) -> pa.Schema | None:

@@ -148,7 +148,7 @@ class ParquetObjects:
             reached(Step.SWEPT)
 
     def hours(self) -> list[datetime]:
-        """Return the hours that need `compact_hour`, oldest first."""
+        """Return the hours that need upkeep, oldest first."""
         with self._failures("looking for hours to compact"):
             return hours_with_work([key for key, _ in self._open().sizes("")])
 

@@ -46,7 +46,7 @@ from orchestration.sinks.postgres.postgres_columns import (
 )
 from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
-from orchestration.sinks.postgres.postgres_place import table_place
+from orchestration.sinks.postgres.postgres_place import table_address, table_place
 from orchestration.sinks.postgres.postgres_refused_rows import REFUSED_ROWS, RefusedRowsTable
 from orchestration.sinks.postgres.postgres_rows import Mode, StagedRows, TargetTable
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from orchestration.declarations.sink import Place, TargetCheck
+    from orchestration.declarations.sink import Place, TableAddress, TargetCheck
     from orchestration.sinks.postgres.postgres_totals import Totals
 
 _WAY_OUT = f", change what the table demands of them{KEEP_WAY_OUT}"
@@ -172,6 +172,10 @@ class PostgresSink(Sink):
     def place(cls, declaration: Mapping[str, Any]) -> Place:
         """Return the table, by the URL as it is written."""
         return table_place(declaration)
+
+    def address(self) -> TableAddress:
+        """Return the table's name, with its database if the URL is no reference."""
+        return table_address(str(self._url), self.schema, self.table)
 
     def check_columns(self, schema: StructType, where: str) -> None:
         """Check for names and types that a table can't have, and for the key."""

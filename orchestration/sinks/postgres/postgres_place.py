@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from orchestration.declarations.sink import Place
+from orchestration.declarations.sink import Place, TableAddress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +20,15 @@ def table_place(declaration: Mapping[str, Any]) -> Place:
     """Return the place of a declaration: two references to equal secrets, or two names of one server, are two."""
     url, table = declaration["url"], declaration["table"]
     return Place(("postgres", *_database(url), table), f"table {table} of {url}")
+
+
+def table_address(url: str, schema: str, table: str) -> TableAddress:
+    """Return the table's whole name and its database's URI, without a user; a reference to a URL hides both."""
+    database = _database(url)
+    if database == (url,):
+        return TableAddress(f"{schema}.{table}")
+    servers, name = database
+    return TableAddress(f"{name}.{schema}.{table}", f"postgresql://{servers}/{name}")
 
 
 def _database(url: str) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ import importlib
 import re
 import sys
 import tomllib
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from dagster._core.events import AssetMaterializationPlannedData
@@ -28,9 +30,6 @@ from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import AttemptFailure, ProcessKind
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 # Warnings from Dagster: features that it calls beta or preview, and pydantic features that its components use.
 pytestmark = pytest.mark.filterwarnings(
@@ -64,7 +63,7 @@ def definitions(module: str) -> dg.Definitions:
 
 def test_every_example_is_loaded_by_its_own_test() -> None:
     assert sorted(MODULES) == [
-        *("downstream", "existing", "failures", "my_assets", "owners", "pipelines", "second", "session")
+        *("downstream", "existing", "failures", "my_assets", "owners", "partitioned", "pipelines", "second", "session")
     ]
 
 
@@ -129,6 +128,35 @@ def test_without_waiting_an_asset_runs_below_a_busy_pipeline_and_with_eager_it_s
     defs = dg.Definitions.merge(module.defs, dg.Definitions(assets=[starving]))
     assert requested_below_a_busy_pipeline(defs, dg.AssetKey("newest_words")) == 1
     assert requested_below_a_busy_pipeline(defs, dg.AssetKey("starving")) == 0
+
+
+def test_an_asset_by_hour_runs_once_for_each_hour_that_is_over(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check what is requested at each evaluation, and what the asset counts in the files of two hours."""
+    module = importlib.import_module("partitioned")
+    key = dg.AssetKey("hourly_lines")
+    requested = []
+    with dg.DagsterInstance.ephemeral() as instance:
+        cursor = None
+        for minute in (5, 12, 20, 65, 71):
+            result = dg.evaluate_automation_conditions(
+                defs=module.defs,
+                instance=instance,
+                cursor=cursor,
+                asset_selection=dg.AssetSelection.assets(key),
+                evaluation_time=datetime(2026, 1, 2, 13, tzinfo=UTC) + timedelta(minutes=minute),
+            )
+            cursor = result.cursor
+            requested.append(list(result.get_requested_partitions(key)))
+    assert requested == [[], ["2026-01-02-12:00"], [], [], ["2026-01-02-13:00"]]
+    monkeypatch.setattr(module.files, "path", project / "files")
+    for hour, words in (("12", ["a", "b"]), ("13", ["c"])):
+        folder = module.files.path / "date=2026-01-02" / f"hour={hour}" / f"batch_time=20260102T{hour}0000Z"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"value": words}), folder / "part-0.parquet")
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.materialize([module.hourly_lines], partition_key="2026-01-02-12:00", instance=instance)
+    [made] = run.asset_materializations_for_node("hourly_lines")
+    assert made.metadata["lines"].value == 2
 
 
 def test_the_failure_sensor_speaks_once_per_batch_when_it_is_given_up(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.batches.batch_run import replay_batch, run_batch
-from orchestration.batches.publishing import HourResult, compact
+from orchestration.batches.publishing import UpkeepResult, upkeep
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import Step, unchecked
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
@@ -64,7 +64,7 @@ def declare(path: Path, *rows: tuple[str, int], dies_at: str = "") -> Pipeline:
     return pipeline
 
 
-def act(settings: Settings, what: str, time: datetime, *rows: tuple[str, int], dies_at: str = "") -> list[HourResult]:
+def act(settings: Settings, what: str, time: datetime, *rows: tuple[str, int], dies_at: str = "") -> list[UpkeepResult]:
     """Run the first attempt at the batch of `time`, replay it, or compact every hour that has ended."""
     assert settings.home is not None
     pipeline = declare(settings.home / "output", *rows, dies_at=dies_at)
@@ -78,7 +78,7 @@ def act(settings: Settings, what: str, time: datetime, *rows: tuple[str, int], d
         try:
             with connect(engine) as connection:
                 pipeline_id = get_pipeline(connection, "words").pipeline_id
-            return compact(engine, pipeline, pipeline_id, most_seconds=60)
+            return upkeep(engine, pipeline, pipeline_id, most_seconds=60)
         finally:
             engine.dispose()
     return []

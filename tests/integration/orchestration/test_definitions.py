@@ -12,14 +12,25 @@ from typing import Literal
 import dagster as dg
 import pytest
 import yaml
+from dagster._core.definitions.metadata.metadata_set import TableMetadataSet, UriMetadataSet
 
-from forebay import ParquetSink, Pipeline, Stream
+from forebay import (
+    ConsoleSink,
+    DeltaSink,
+    EnvVar,
+    IcebergSink,
+    ParquetSink,
+    Pipeline,
+    PostgresSink,
+    Stream,
+)
 from forebay.cli.instance.dagster_home import write_dagster_home
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
 from orchestration.batches.attempt_outputs import OutputResult
-from orchestration.dagster_defs.assets.committed_outputs import result_metadata
+from orchestration.dagster_defs.assets.committed_outputs import address_metadata, result_metadata
 from orchestration.declarations.settings import ModuleMissingError
+from orchestration.declarations.sink import Column, Sink
 from tests.support.commands.run_program import run_program
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +61,7 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
         "word_count_maintenance",
         "word_count_replay",
         "word_count_restart_receiver",
-        "word_count_compaction",
+        "word_count_upkeep",
         "word_count_scaling",
         "word_count_start_streams",
         "word_count_stop_streams",
@@ -61,7 +72,7 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
         "word_count_receivers",
     ]
     schedules = {schedule.name for schedule in repository.schedule_defs}
-    assert schedules == {"word_count_compaction", "word_count_maintenance_schedule", "word_count_scaling"}
+    assert schedules == {"word_count_upkeep", "word_count_maintenance_schedule", "word_count_scaling"}
     graph = repository.asset_graph
     word_counts = graph.get(dg.AssetKey(["word_count", "word_counts"]))
     assert word_counts.group_name == "word_count"
@@ -156,11 +167,39 @@ def test_a_backfill_of_partitions_is_one_run_and_there_is_none_without_partition
     assert assets(None).partitions_def is None
 
 
-def test_a_materialization_has_its_rows_under_dagsters_own_name() -> None:
-    """Check this because Dagster plots a table's rows by that name alone."""
+def test_a_materialization_has_its_rows_and_columns_under_dagsters_own_names() -> None:
+    """Check this because Dagster shows a table by those names alone."""
     time = datetime(2026, 1, 1, tzinfo=UTC)
-    assert result_metadata(OutputResult("counts", 1, "/out", 7), time)["dagster/row_count"].value == 7
-    assert "dagster/row_count" not in result_metadata(OutputResult("counts", 1, "/out", None), time)
+    columns = (Column("word", "string", nullable=True), Column("n", "bigint", nullable=False))
+    shown = result_metadata(OutputResult("counts", 1, "/out", 7, columns=columns), time)
+    table = TableMetadataSet.extract(shown)
+    assert (table.row_count, table.partition_row_count) == (7, 7)
+    assert table.column_schema is not None
+    assert [(column.name, column.type, column.constraints.nullable) for column in table.column_schema.columns] == [
+        ("word", "string", True),
+        ("n", "bigint", False),
+    ]
+    unknown = TableMetadataSet.extract(result_metadata(OutputResult("counts", 1, "/out", None), time))
+    assert (unknown.row_count, unknown.partition_row_count, unknown.column_schema) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("sink", "name", "uri"),
+    [
+        (ParquetSink("/out/a b"), None, "file:///out/a%20b"),
+        (ParquetSink("s3://bucket/out?region=x"), None, "s3://bucket/out"),
+        (ParquetSink(EnvVar("RESULTS_URL")), None, None),
+        (DeltaSink("/out"), None, "file:///out"),
+        (IcebergSink("shop.counts", catalog={"type": "sql"}), "shop.counts", None),
+        (PostgresSink("postgresql://me@db/shop", "counts"), "shop.public.counts", "postgresql://db:5432/shop"),
+        (PostgresSink(EnvVar("TARGET_URL"), "main.counts"), "main.counts", None),
+        (ConsoleSink(), None, None),
+    ],
+    ids=str,
+)
+def test_a_table_has_its_name_and_uri_under_dagsters_own_names(sink: Sink, name: str | None, uri: str | None) -> None:
+    shown = address_metadata(sink.address())
+    assert (TableMetadataSet.extract(shown).table_name, UriMetadataSet.extract(shown).uri) == (name, uri)
 
 
 def test_forebays_own_instance_has_what_waiting_sensors_and_short_intervals_require(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from forebay import DeltaSink
 from forebay.dagster import build_definitions
 from orchestration.batches.following import follow_targets
-from orchestration.dagster_defs.jobs.compaction import compaction_job
+from orchestration.dagster_defs.jobs.upkeep import upkeep_job
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import Step
@@ -161,13 +161,13 @@ def test_the_row_follows_a_replay_killed_after_its_targets_commit(
     log.killed("replay", Step.COMMITTED)
     assert target.counts() == killed_batch_run.REPLAYED
     assert log.commits() == [(1, 3)], "the commit from before the replay"
-    tick = compaction_tick(log)
+    tick = upkeep_tick(log)
     assert isinstance(tick, dg.RunRequest)
     assert log.follow() == 1
     assert log.commits() == [(2, 1)]
     assert log.state() is BatchState.COMPLETED
     assert log.follow() == 0
-    assert isinstance(compaction_tick(log), dg.SkipReason)
+    assert isinstance(upkeep_tick(log), dg.SkipReason)
     killed_batch_run.replay(log.settings, log.time)
     assert log.commits() == [(3, 1)]
 
@@ -205,11 +205,11 @@ def test_a_row_that_is_hours_behind_follows_once_a_day(
     killed_batch_run.run(log.settings, log.time, 1)
     log.killed("replay", Step.COMMITTED)
     log.connection.execute(sa.text("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '5 hours'"))
-    assert isinstance(compaction_tick(log), dg.SkipReason)
-    assert isinstance(compaction_tick(log, hour=0, minute=10), dg.RunRequest)
+    assert isinstance(upkeep_tick(log), dg.SkipReason)
+    assert isinstance(upkeep_tick(log, hour=0, minute=10), dg.RunRequest)
     assert log.follow() == 1
     assert (target.counts(), log.commits()) == (killed_batch_run.REPLAYED, [(2, 1)])
-    assert isinstance(compaction_tick(log, hour=0, minute=10), dg.SkipReason)
+    assert isinstance(upkeep_tick(log, hour=0, minute=10), dg.SkipReason)
 
 
 def test_a_target_whose_client_fails_delays_no_other_and_no_compaction(
@@ -228,11 +228,11 @@ def test_a_target_whose_client_fails_delays_no_other_and_no_compaction(
     pipeline.outputs[name] = counts
     assert follow_targets(log.engine, pipeline, log.pipeline_id, most_seconds=-1) == 0
     assert log.commits() == [(1, 3)]
-    assert compaction_job(pipeline).execute_in_process().success
+    assert upkeep_job(pipeline).execute_in_process().success
     assert (target.counts(), log.commits()) == (killed_batch_run.REPLAYED, [(2, 1)])
 
 
-def compaction_tick(log: Log, *, hour: int = 12, minute: int = 20) -> object:
+def upkeep_tick(log: Log, *, hour: int = 12, minute: int = 20) -> object:
     definitions = build_definitions(killed_batch_run.declare(log.mode))
-    schedule = definitions.get_repository_def().get_schedule_def("words_compaction")
+    schedule = definitions.get_repository_def().get_schedule_def("words_upkeep")
     return schedule(dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 1, hour, minute, tzinfo=UTC)))

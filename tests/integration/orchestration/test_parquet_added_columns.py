@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from forebay import ParquetSink
-from orchestration.declarations.sink import SinkError
+from orchestration.declarations.sink import SinkError, Upkeep
 from orchestration.sinks.parquet import parquet_columns, parquet_objects
 from orchestration.sinks.parquet.parquet_columns import COLUMNS
 from receiver_runtime.block_store.stores.objects import Objects
@@ -136,7 +136,8 @@ def test_a_compacted_hour_has_the_columns_of_its_batches(make: Make) -> None:
     write(sink, frame((1, 0.5, Decimal("1.25")), **NARROW))
     write(sink, frame((2**40, 0.1, Decimal("1234567.25"), "x"), **WIDE), time=LATER)
     expected = rows(sink, *WIDE)
-    assert sink.compact_hour(TIME, {TIME: 1, LATER: 1}) == 2
+    turn = Upkeep("p", "o", hour=TIME, committed={TIME: 1, LATER: 1})
+    assert sink.upkeep(turn) == {"hours": 1, "rows": 2}
     assert rows(sink, *WIDE) == expected
     write(sink, frame((2**41, 0.1, None, "y"), **WIDE), 2)
     assert rows(sink, *WIDE) == [expected[1], (2**41, 0.1, None, "y")]

@@ -15,6 +15,7 @@ from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
 from tests.integration.orchestration.target_database import Target, attempt
+from tests.support.sinks.upkeep import keep_hour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,7 +166,7 @@ def test_spark_reads_a_compacted_hour_as_it_read_its_batches(session: SparkSessi
     before = seen()
     assert failed.exists()
     assert [row[0] for row in before[1]] == [1, 2]
-    assert sink.compact_hour(datetime(2026, 1, 2, 3, tzinfo=UTC), {}) == 2
+    assert keep_hour(sink, datetime(2026, 1, 2, 3, tzinfo=UTC), {}) == 2
     assert len(list((tmp_path / "files").glob("date=*/hour=*/batch_time=*"))) == 1
     assert seen() == before
 

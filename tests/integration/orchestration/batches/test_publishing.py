@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time as clock
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,10 +21,10 @@ from forebay.dagster import build_definitions
 from orchestration.batches import publishing
 from orchestration.batches.batch_run import run_batch
 from orchestration.batches.publishing import held, publish_what_is_left, staying
-from orchestration.dagster_defs.jobs.compaction import compaction_job
+from orchestration.dagster_defs.jobs.upkeep import upkeep_job
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
-from orchestration.declarations.sink import Step
+from orchestration.declarations.sink import HOURLY, Step, Upkeep
 from tests.integration.orchestration import killed_publishing
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
@@ -39,6 +39,8 @@ from tracker_store.connection.errors import DriverLogUnavailableError, OutcomeUn
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from orchestration.declarations.sink import Figures
 
 
 class Log:
@@ -161,7 +163,7 @@ def test_the_schedule_requests_a_run_only_while_something_is_unpublished(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
-    schedule = build_definitions(log.pipeline).get_repository_def().get_schedule_def("words_compaction")
+    schedule = build_definitions(log.pipeline).get_repository_def().get_schedule_def("words_upkeep")
 
     def tick(minute: int) -> object:
         context = dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 1, 12, minute))  # noqa: DTZ001
@@ -172,12 +174,12 @@ def test_the_schedule_requests_a_run_only_while_something_is_unpublished(
     assert isinstance(skipped, dg.SkipReason)
     assert (
         skipped.skip_message
-        == "what is committed is published, and written down; hours are compacted 10 minutes past the hour"
+        == "what is committed is published, and written down; small files are merged 10 minutes past the hour"
     )
     assert isinstance(tick(10), dg.RunRequest)
     log.killed(REPLAY, time, "new", COMMITTED)
     assert isinstance(tick(20), dg.RunRequest)
-    result = compaction_job(log.pipeline).execute_in_process()
+    result = upkeep_job(log.pipeline).execute_in_process()
     assert result.success
     assert log.seen() == ["0:new"]
     assert isinstance(tick(20), dg.SkipReason)
@@ -185,6 +187,94 @@ def test_the_schedule_requests_a_run_only_while_something_is_unpublished(
     away = tick(20)
     assert isinstance(away, dg.SkipReason)
     assert "the driver log can't be asked" in str(away.skip_message)
+
+
+class Kept(ParquetSink):
+    """A target that needs upkeep as a whole."""
+
+    upkeep_every = HOURLY
+    error: Exception | None = None
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.turns: list[Upkeep] = []
+
+    def upkeep_hours(self) -> Any:  # noqa: ANN401
+        return [None]
+
+    def upkeep(self, turn: Upkeep) -> Figures:
+        self.turns.append(turn)
+        if self.error is not None:
+            raise self.error
+        turn.check()
+        return {"files_merged": 3} if turn.has_time() else {}
+
+
+def test_upkeep_that_fails_for_an_output_stops_no_other_and_both_are_shown(
+    log: Log, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
+    failing, kept = Kept(tmp_path / "failing"), Kept(tmp_path / "kept")
+    failing.error = ZeroDivisionError("a client's own")
+    for name, sink in (("failing", failing), ("kept", kept)):
+        log.pipeline.output(inputs=log.pipeline.streams, sink=sink, name=name)(lambda frame: frame)
+    running = log.batch(1)
+    log.execute(
+        "INSERT INTO forebay.batch_attempts (pipeline_id, batch_time, attempt, run_id, started_at) "
+        "VALUES (:p, :t, 1, 'run1', '2026-01-02T03:04:05Z')",
+        p=log.pipeline_id,
+        t=running,
+    )
+    result = upkeep_job(log.pipeline).execute_in_process()
+    assert result.success
+    [event] = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
+    assert {name: value.value for name, value in event.step_output_data.metadata.items()} == {
+        "published": 0,
+        "followed": 0,
+        "failed": 1,
+        "files_merged": 3,
+    }
+    shown = {
+        event.asset_observation_data.asset_observation.asset_key.path[-1]: {
+            name: value.value for name, value in event.asset_observation_data.asset_observation.metadata.items()
+        }
+        for event in result.all_events
+        if event.event_type_value == "ASSET_OBSERVATION"
+    }
+    assert shown == {"failing": {"error": "a client's own"}, "kept": {"files_merged": 3}}
+    [turn] = kept.turns
+    assert (turn.pipeline, turn.output, turn.hour) == ("words", "kept", None)
+    assert turn.oldest_attempt == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "of the attempt that runs"
+
+
+def test_outputs_share_the_time_for_upkeep(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check two outputs that take all the time that they are given."""
+    now = 0.0
+    monkeypatch.setattr("orchestration.batches.publishing.time.monotonic", lambda: now)
+    taken: list[float] = []
+
+    class Slow(Kept):
+        def upkeep(self, turn: Upkeep) -> Figures:
+            nonlocal now
+            started = now
+            while turn.has_time():
+                now += 1
+            taken.append(now - started)
+            return {}
+
+    for name in ("one", "two"):
+        log.pipeline.output(inputs=log.pipeline.streams, sink=Slow(tmp_path / name), name=name)(lambda frame: frame)
+    publishing.upkeep(log.engine, log.pipeline, log.pipeline_id, most_seconds=90)
+    assert taken == [45, 45], "and what the first output of the pipeline left"
+
+
+def test_two_runs_do_not_look_after_one_target_at_once(log: Log, tmp_path: Path) -> None:
+    sink = Kept(tmp_path / "kept")
+    log.pipeline.output(inputs=log.pipeline.streams, sink=sink, name="kept")(lambda frame: frame)
+    with connect(log.engine) as connection, held(connection, log.pipeline_id, "kept", None), staying(connection):
+        results = publishing.upkeep(log.engine, log.pipeline, log.pipeline_id, most_seconds=60)
+    assert sink.turns == []
+    assert [(result.output, bool(result.error)) for result in results] == [("kept", True)]
 
 
 def test_a_batch_run_killed_between_commit_and_publish_is_published_before_its_retry(log: Log) -> None:
@@ -289,7 +379,7 @@ def test_the_batches_of_a_closed_hour_become_one_and_those_of_an_open_hour_do_no
     assert act(log.settings, COMPACT, log.hour) == [], "a batch of it is not finished"
     log.execute("UPDATE forebay.batches SET state = 'DISCARDED' WHERE batch_time = :t", t=unfinished)
     [hour] = act(log.settings, COMPACT, log.hour)
-    assert (hour.hour, hour.rows) == (log.hour, 3)
+    assert (hour.hour, hour.figures) == (log.hour, {"hours": 1, "rows": 3})
     assert log.directories() == [f"batch_time={log.hour:%Y%m%dT%H}"]
     assert log.seen() == ["0:a", "10:b", "20:c"]
     assert list(log.output.glob("_attempts/*/*")) == [], "the batches' own files are deleted"

@@ -22,6 +22,7 @@ from orchestration.sinks import directories
 from orchestration.sinks.parquet.parquet_object_hours import hours_with_work
 from orchestration.sinks.parquet_names import ATTEMPTS, FILES, attempt_directory, batch_directory
 from tests.support.polling import eventually
+from tests.support.sinks.upkeep import keep_hour
 
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 
@@ -216,14 +217,14 @@ def test_replaced_output_stays_for_current_readers_and_is_removed_later(
         sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
         assert len(list(listing)) == 2
     [left] = target.parent.glob(".*")
-    assert sink.hours() == [TIME.replace(minute=0, second=0)]
-    assert sink.compact_hour(TIME, {}) is None
+    assert sink.upkeep_hours() == [TIME.replace(minute=0, second=0)]
+    assert keep_hour(sink, TIME, {}) is None
     assert left.is_dir()
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + directories.LEFT_SECONDS + 1)
-    assert sink.compact_hour(TIME, {}) is None
+    assert keep_hour(sink, TIME, {}) is None
     assert not left.exists()
-    assert sink.hours() == []
+    assert sink.upkeep_hours() == []
     assert visible(sink) == [7]
 
 
@@ -232,7 +233,7 @@ def test_an_hour_missing_between_two_renames_is_restored(sink: ParquetSink) -> N
     hour = sink.path / "date=2026-01-01" / "hour=12"
     hour.rename(hour.with_name(".hour=12.replaced"))
     sink.compact = True
-    assert sink.hours() == [TIME.replace(minute=0, second=0)]
+    assert sink.upkeep_hours() == [TIME.replace(minute=0, second=0)]
     sink.publish(attempt(sink, 2, [2]), batch_time=TIME + timedelta(seconds=10))
     assert visible(sink) == [1, 2]
 
@@ -242,7 +243,7 @@ def test_an_hour_with_files_without_batch_time_is_not_compacted(sink: ParquetSin
         sink.publish(attempt(sink, second, [second]), batch_time=TIME + timedelta(seconds=second))
     sink.compact = True
     with pytest.raises(SinkError, match=r"no column _batch_time.*compact=True"):
-        sink.compact_hour(TIME, {})
+        keep_hour(sink, TIME, {})
     assert visible(sink) == [0, 1]
     assert list(sink.path.glob("date=*/.*")) == []
 
@@ -255,7 +256,7 @@ def test_later_columns_are_null_in_earlier_batches_of_a_compacted_hour(sink: Par
         directory.mkdir(parents=True)
         pq.write_table(stamped, directory / "part-0.parquet")
     sink.compact = True
-    assert sink.compact_hour(TIME, {}) == 2
+    assert keep_hour(sink, TIME, {}) == 2
     rows = ds.dataset(sink.path, partitioning="hive", format="parquet").to_table().to_pylist()
     assert [(row["n"], row["more"], row["_batch_time"]) for row in rows] == [(1, None, TIME), (2, "x", later)]
 

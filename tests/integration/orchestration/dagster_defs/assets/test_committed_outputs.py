@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.metadata.metadata_set import TableMetadataSet, UriMetadataSet
 
 from forebay import ParquetSink
 from forebay.dagster import build_definitions
@@ -150,6 +151,11 @@ def test_a_materialization_has_the_figures_that_are_known_when_its_output_is_com
     metadata = counts.materialization.metadata
     assert {"records", "input_rate", "scheduling_delay_ms", "output_duration_ms", "location"} <= metadata.keys()
     assert "total_delay_ms" not in metadata, "the batch is not complete yet"
+    table = TableMetadataSet.extract(metadata)
+    assert table.column_schema is not None
+    assert [column.name for column in table.column_schema.columns] == ["value"]
+    assert table.partition_row_count == metadata["records"].value
+    assert UriMetadataSet.extract(metadata).uri == system.output.as_uri()
     pipeline_id = get_pipeline(system.connection, "words").pipeline_id
     versions = {commit.code_version for commit in commits_of_batch(system.connection, pipeline_id, words.time)}
     assert versions == {metadata["code_version"].value} != {None}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import dagster as dg
 import pytest
 
-from forebay import Pipeline
-from orchestration.dagster_defs.shared.partitions import partition_key, partitions_of
+from forebay import DeclarationError, Pipeline
+from orchestration.dagster_defs.shared.partitions import partition_key, partitions_of, past_partitions
 
 BERLIN = ZoneInfo("Europe/Berlin")
 # The days before, of and after a change to or from summer time in Berlin.
@@ -32,3 +33,16 @@ def test_each_batch_is_in_one_partition_across_clock_changes(start: datetime, pa
         seen[key] = seen.get(key, 0) + 1
     whole = sorted(seen)[1:-1]
     assert {seen[key] for key in whole} == {48 if partitions == "day" else 2}
+
+
+def test_an_asset_below_an_output_has_the_partitions_that_are_over() -> None:
+    cases = [("hour", "2026-01-02-13:00", "2026-01-02-12:00"), ("day", "2026-01-02", "2026-01-01")]
+    for kind, current, newest in cases:
+        pipeline = Pipeline("words", interval="30m", partitions=kind)
+        own, below = partitions_of(pipeline), past_partitions(pipeline)
+        assert own is not None
+        with dg.partition_loading_context(datetime(2026, 1, 2, 13, 30, tzinfo=UTC)):
+            assert (own.get_last_partition_key(), below.get_last_partition_key()) == (current, newest)
+        assert own.time_window_for_partition_key(newest) == below.time_window_for_partition_key(newest)
+    with pytest.raises(DeclarationError, match="pipeline 'words' has no partitions"):
+        past_partitions(Pipeline("words", interval="30m"))

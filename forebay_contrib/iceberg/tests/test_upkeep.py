@@ -1,0 +1,133 @@
+"""Run the suite of upkeep on an Iceberg table."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+
+from forebay_contrib.iceberg import expiry, upkeep
+from forebay_contrib.iceberg.tests.iceberg_target import IcebergTarget
+from orchestration.declarations.sink import AttemptOutdatedError
+from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.target_database import attempt
+from tests.support.sinks.upkeep_suite import UpkeepSuite, batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class TestIcebergUpkeep(UpkeepSuite):
+    @pytest.fixture(autouse=True)
+    def _catalog(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._environment = monkeypatch
+
+    def new_target(self, folder: Path) -> IcebergTarget:
+        self._environment.setenv("CATALOG_URI", f"sqlite:///{folder}/catalog.db")
+        return IcebergTarget(folder)
+
+    def data_files(self, target: Any) -> int:  # noqa: ANN401
+        return len(list(target.table.scan().plan_files()))
+
+    def sizes(self, target: Any) -> Mapping[str, int]:  # noqa: ANN401
+        folder = Path(urlsplit(target.table.location()).path)
+        return {str(file): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+
+    def keep(self, target: Any, monkeypatch: pytest.MonkeyPatch, kept: timedelta) -> None:  # noqa: ANN401
+        for module in (expiry, upkeep):
+            monkeypatch.setattr(module, "KEPT", kept)
+        monkeypatch.setattr(upkeep, "SKEW", timedelta())
+        if not kept:
+            monkeypatch.setattr(expiry, "_SNAPSHOTS", 1)
+            monkeypatch.setattr(upkeep, "_WORTH", 1)
+
+    def call_before_merge(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+        real = upkeep._rewritten
+
+        def rewritten(*arguments: Any) -> Any:  # noqa: ANN401
+            then()
+            return real(*arguments)
+
+        monkeypatch.setattr(upkeep, "_rewritten", rewritten)
+
+    def test_a_column_that_is_renamed_and_one_that_is_added_are_merged_by_their_ids(
+        self, target: IcebergTarget
+    ) -> None:
+        self.written(target, 6)
+        with target.table.update_schema() as update:
+            update.rename_column("word", "text")
+        rows = pa.table(
+            {
+                "text": ["b"],
+                "n": [1],
+                "_batch_time": pa.array([batch(9)], pa.timestamp("us", "UTC")),
+            }
+        )
+        for _ in range(4):
+            target.table.append(rows)
+        assert target.sink().upkeep(self.turn())["files_merged"] == 10
+        read = sorted((row["text"], row["n"]) for row in target.read())
+        assert read == [*(("a", number) for number in range(6)), *[("b", 1)] * 4]
+
+    def test_a_table_with_a_tag_keeps_its_snapshots(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.written(target, 12)
+        table = target.table
+        table.manage_snapshots().create_tag(table.snapshots()[0].snapshot_id, "first").commit()
+        self.keep(target, monkeypatch, timedelta())
+        assert target.sink().upkeep(self.turn()) == {"files_merged": 12, "files_made": 1}
+        assert len(target.table.snapshots()) == 13
+
+    def test_commits_expire_snapshots_by_themselves_and_keep_their_tokens(self, target: IcebergTarget) -> None:
+        rows = self.written(target, 45)
+        assert len(target.table.snapshots()) < 2 * expiry._SNAPSHOTS
+        sink = target.sink()
+        for number in range(45):
+            found = sink.committed(attempt(2, time=batch(number)))
+            assert found is not None
+            assert (found.attempt, found.written.rows, found.written.location) == (1, 1, target.location)
+        with pytest.raises(AttemptOutdatedError):
+            sink.write(words(("late", 1)), attempt(time=batch(0)))
+        sink.write(words(("new", 0)), attempt(2, time=batch(0)))
+        assert target.rows() == [*rows[1:], ("new", 0)]
+        with pytest.raises(AttemptOutdatedError):
+            sink.write(words(("late", 1)), attempt(time=batch(0)))
+
+    def test_a_reader_of_an_expired_snapshot_finds_its_files_for_an_hour(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.written(target, 12)
+        reader = target.table
+        target.sink().write(words(("new", 0)), attempt(2, time=batch(0)))
+        self.keep(target, monkeypatch, timedelta())
+        assert target.sink().upkeep(self.turn())["snapshots_expired"] > 10
+        assert sorted(reader.scan().to_arrow()["n"].to_pylist()) == [*range(12)]
+        for module in (expiry, upkeep):
+            monkeypatch.setattr(module, "KEPT", timedelta(hours=1))
+        target.sink().upkeep(self.turn())
+        assert sorted(reader.scan().to_arrow()["n"].to_pylist()) == [*range(12)]
+        self.keep(target, monkeypatch, timedelta())
+        self.written(target, 1, begin=13)
+        assert target.sink().upkeep(self.turn())["files_deleted"] > 12
+        with pytest.raises(FileNotFoundError):
+            reader.scan().to_arrow()
+        assert sorted(target.table.scan().to_arrow()["n"].to_pylist()) == [0, *range(1, 12), 13]
+
+    def test_the_owners_properties_say_how_many_snapshots_stay(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.written(target, 12)
+        self.keep(target, monkeypatch, timedelta())
+        with target.table.transaction() as transaction:
+            transaction.set_properties({"history.expire.min-snapshots-to-keep": "5"})
+        assert target.sink().upkeep(self.turn())["snapshots_expired"] == 8
+        assert len(target.table.snapshots()) == 5
+        target.sink().write(words(("b", 1)), attempt(time=batch(13)))
+        with target.table.transaction() as transaction:
+            transaction.set_properties({"history.expire.max-snapshot-age-ms": "60000"})
+        assert "snapshots_expired" not in target.sink().upkeep(self.turn())
