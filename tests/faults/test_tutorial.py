@@ -66,8 +66,8 @@ class Reader:
             elif line == "forebay stop":
                 self.run(line)
                 self.wait_for_up(0)
-            elif line.startswith(("forebay batches show", "find")):
-                # The page says that it takes up to ten seconds: until then there is no batch, or no file.
+            elif line.startswith(("forebay batches show", "find", "python -c")):
+                # The page says that it takes up to ten seconds: until then there is no batch, no file or no row.
                 self.until(line, partial(self.finds_something, line))
             else:
                 self.run(line)
@@ -187,6 +187,12 @@ def test_the_tutorial_step_by_step(database_url: str) -> None:
                     assert "Ctrl-C" in text[: block.start()].rpartition("## ")[2], "the page says to stop it first"
                     reader.press_ctrl_c()
                     (reader.directory / "my_shop.py").write_text(typed, encoding="utf-8")
+                elif kind == "python add=my_shop.py":
+                    with (reader.directory / "my_shop.py").open("a", encoding="utf-8") as module:
+                        module.write(f"\n\n{typed}")
+                    reader.until("it takes effect", lambda: "pieces_in_delta" in reader.log())
+                elif kind == "text output":
+                    assert reader.answer == typed
                 elif kind == "sql answer":
                     query = typed
                 elif kind == "text answer":

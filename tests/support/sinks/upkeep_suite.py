@@ -240,6 +240,8 @@ class Grown:
         self.bytes: list[int] = []
         self.upkeep_seconds: list[float] = []
         self._attempts: dict[int, int] = {}
+        # New batches are of now: for old ones, a table looks for rows of which it may have forgotten the attempt.
+        self._begin = datetime.now(UTC)
         self._random = random.Random(38)
         self._seconds: list[float] = []
         self._began: list[float] = []
@@ -274,7 +276,8 @@ class Grown:
         self.rows[number] = rows
 
     def _attempt(self, number: int) -> OutputAttempt:
-        return replace(attempt(self._attempts[number], time=batch(number)), began_at=datetime.now(UTC))
+        time = self._begin + timedelta(seconds=10 * number)
+        return replace(attempt(self._attempts[number], time=time), began_at=datetime.now(UTC))
 
     def hour(self) -> None:
         """Give the table its turn; one in ten is killed, and the next hour's goes on."""
