@@ -183,14 +183,8 @@ def test_the_tutorial_step_by_step(database_url: str) -> None:
                         _use_port(reader.directory / "my_shop.py", port)
                 elif kind == "json answer":
                     assert json.loads(reader.answer) == json.loads(typed)
-                elif kind == "python file=my_shop.py":
-                    assert "Ctrl-C" in text[: block.start()].rpartition("## ")[2], "the page says to stop it first"
-                    reader.press_ctrl_c()
-                    (reader.directory / "my_shop.py").write_text(typed, encoding="utf-8")
-                elif kind == "python add=my_shop.py":
-                    with (reader.directory / "my_shop.py").open("a", encoding="utf-8") as module:
-                        module.write(f"\n\n{typed}")
-                    reader.until("it takes effect", lambda: "pieces_in_delta" in reader.log())
+                elif kind.startswith("python "):
+                    _save(reader, kind, typed, said=text[: block.start()].rpartition("## ")[2])
                 elif kind == "text output":
                     assert reader.answer == typed
                 elif kind == "sql answer":
@@ -206,6 +200,19 @@ def test_the_tutorial_step_by_step(database_url: str) -> None:
             if reader.up is not None:
                 os.killpg(reader.up.pid, signal.SIGINT)
                 reader.up.wait(timeout=SECONDS)
+
+
+def _save(reader: Reader, kind: str, typed: str, *, said: str) -> None:
+    """Put the module in the place of the one before, or add to it while `up` runs."""
+    module = reader.directory / "my_shop.py"
+    if kind == "python file=my_shop.py":
+        assert "Ctrl-C" in said, "the page says to stop it first"
+        reader.press_ctrl_c()
+        module.write_text(typed, encoding="utf-8")
+        return
+    assert kind == "python add=my_shop.py"
+    module.write_text(f"{module.read_text(encoding='utf-8')}\n\n{typed}", encoding="utf-8")
+    reader.until("it takes effect", lambda: "pieces_in_delta" in reader.log())
 
 
 def _listens(port: int) -> bool:
