@@ -176,11 +176,7 @@ def test_the_tutorial_step_by_step(database_url: str) -> None:
             for block in typed_blocks(text):
                 kind, typed = block["kind"], block["text"]
                 if kind == "sh":
-                    if typed.startswith("curl"):
-                        reader.until("it listens", lambda: _listens(port))
-                    reader.type_in(typed)
-                    if "forebay new" in typed:
-                        _use_port(reader.directory / "my_shop.py", port)
+                    _type_in(reader, typed, port)
                 elif kind == "json answer":
                     assert json.loads(reader.answer) == json.loads(typed)
                 elif kind.startswith("python "):
@@ -200,6 +196,14 @@ def test_the_tutorial_step_by_step(database_url: str) -> None:
             if reader.up is not None:
                 os.killpg(reader.up.pid, signal.SIGINT)
                 reader.up.wait(timeout=SECONDS)
+
+
+def _type_in(reader: Reader, typed: str, port: int) -> None:
+    if typed.startswith("curl"):
+        reader.until("it listens", lambda: _listens(port))
+    reader.type_in(typed)
+    if "forebay new" in typed:
+        _use_port(reader.directory / "my_shop.py", port)
 
 
 def _save(reader: Reader, kind: str, typed: str, *, said: str) -> None:
