@@ -115,8 +115,12 @@ class TablePlace:
 
         options = self.resolved(where)
         try:
-            if deltalake.DeltaTable.is_deltatable(self.target, options):
+            try:
+                # Without a look before, which reads the log once more.
                 return deltalake.DeltaTable(self.target, storage_options=options)
+            except deltalake.exceptions.TableNotFoundError:
+                if deltalake.DeltaTable.is_deltatable(self.target, options):
+                    raise
             if any(name.startswith("date=") for name in self._names(options)):
                 raise SinkError(
                     f"{where}: {self.target} has folders of Parquet files, as ParquetSink makes them, and readers "

@@ -11,16 +11,18 @@ import os
 import secrets
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LOCAL_DIRECTORY = "spark.local.dir"
 SOCKET_DIRECTORY = "spark.python.unix.domain.socket.dir"
+# The directory of this process: its JVM keeps the value for its later sessions.
+PROCESS_DIRECTORY = "spark.forebay.local.dir"
 # Spark's own variable, which takes precedence over the setting.
 _VARIABLE = "SPARK_LOCAL_DIRS"
 # What a socket's path may have on Linux; macOS has 103.
@@ -31,18 +33,22 @@ _SOCKET_NAME_BYTES = 42
 log = structlog.get_logger(__name__)
 
 
-def local_directory_configuration(directory: Path) -> dict[str, str]:
+def local_directory_configuration(directory: Path, kept: str | None = None) -> dict[str, str]:
     """Return the settings by which Spark uses a new directory in `directory` as long as this process lives.
+
+    kept: PROCESS_DIRECTORY of the running JVM. It is used instead, in whichever home it is, and made again if it is
+    gone: the JVM makes sockets in the directory of its first session that needed them, whatever later ones name.
 
     Only its sockets are there if the environment names directories for Spark, or if Spark can't take this one.
     """
-    made = _new_directory(directory)
-    configuration = {}
+    made = directory / secrets.token_hex(4) if kept is None else Path(kept)
+    _make(made)
+    configuration = {PROCESS_DIRECTORY: str(made)}
     is_elsewhere = bool(os.environ.get(_VARIABLE))
-    if not is_elsewhere and "," in str(directory):
+    if not is_elsewhere and "," in str(made):
         log.warning(
             "Spark's temporary files are not in the home: Spark takes no directory whose path has a comma",
-            path=str(directory),
+            path=str(made.parent),
         )
     elif not is_elsewhere:
         configuration[LOCAL_DIRECTORY] = str(made)
@@ -51,17 +57,19 @@ def local_directory_configuration(directory: Path) -> dict[str, str]:
     return configuration
 
 
-def _new_directory(parent: Path) -> Path:
-    """Make a directory, lock it until this process ends, and remove those whose processes have ended."""
+def _make(directory: Path) -> None:
+    """Remove those beside it whose processes have ended; make it, locked until this process ends, if it is missing."""
+    parent = directory.parent
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _held(parent):
+        # Among them this one, if it was removed and Spark has made it again: without the lock, open to other accounts.
         for other in parent.iterdir():
             _remove_if_left(other)
-        made = parent / secrets.token_hex(4)
-        made.mkdir(mode=0o700)
+        if directory.exists():
+            return
+        directory.mkdir(mode=0o700)
         # The descriptor stays open on purpose, and is not inherited: it is closed when this process ends.
-        fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
-    return made
+        fcntl.flock(os.open(directory, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
 
 
 def _remove_if_left(directory: Path) -> None:

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.policies.executor_allocation import MAX_EXECUTORS, has_executors
-from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY, local_directory_configuration
+from orchestration.spark.session.local_directory import (
+    LOCAL_DIRECTORY,
+    PROCESS_DIRECTORY,
+    SOCKET_DIRECTORY,
+    local_directory_configuration,
+)
 from orchestration.spark.session.session_configuration import (
     JAVA_OPTIONS,
     JAVA_OPTIONS_KEY,
@@ -63,7 +68,8 @@ def spark_session(
     that can be changed at runtime, until it is reset. Our own code is shipped to the workers of a cluster, and to a
     Connect server.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
+    from pyspark import SparkConf  # noqa: PLC0415  the light parts of this package load no Spark
+    from pyspark.sql import SparkSession  # noqa: PLC0415
 
     active = SparkSession.getActiveSession()
     if active is not None and _is_warm(active):
@@ -76,7 +82,9 @@ def spark_session(
         java_home = _prepare_process(settings, wanted)
         _use_class_archive(settings, wanted, java_home)
         if is_local(wanted[MASTER]):
-            wanted |= _directories(settings.home.absolute() / "spark", wanted)
+            # Has what the running JVM was started with, and nothing if none runs.
+            kept = SparkConf().get(PROCESS_DIRECTORY)
+            wanted |= _directories(settings.home.absolute() / "spark", wanted, kept)
     builder = SparkSession.builder.appName(application)
     for key, value in wanted.items():
         builder = builder.config(key, value)
@@ -142,13 +150,13 @@ def _prepare_process(settings: Settings, wanted: Mapping[str, str]) -> Path:
     return java_home
 
 
-def _directories(home: Path, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings for Spark's directories in `home` that are not set."""
+def _directories(home: Path, wanted: Mapping[str, str], kept: str | None = None) -> dict[str, str]:
+    """Return the settings for Spark's directories in `home` that are not set; kept: PROCESS_DIRECTORY of its JVM."""
     in_file = spark_defaults()
     # Spark makes it with its catalogue's first use: by default as `spark-warehouse` in the working directory.
     own = {WAREHOUSE: str(home / "warehouse")}
     if not {LOCAL_DIRECTORY, SOCKET_DIRECTORY} <= wanted.keys():
-        own |= local_directory_configuration(home / "local")
+        own |= local_directory_configuration(home / "local", kept)
     # The file does not decide where the sockets are: only this account can enter our directory.
     named = wanted.keys() | (in_file.keys() - {SOCKET_DIRECTORY})
     made = {key: value for key, value in own.items() if key not in named}

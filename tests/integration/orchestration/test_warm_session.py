@@ -132,10 +132,3 @@ def test_only_the_job_of_the_cancelled_run_is_cancelled_from_another_thread(warm
     warm.begin("the next run")
     assert warm.session.range(5).count() == 5, "the session is spoilt"
     assert SparkSession.getActiveSession() is not None
-
-
-def test_a_session_that_a_run_stopped_is_recognised(warm: WarmSession) -> None:
-    """Check this last in the module, because every later run would fail."""
-    assert warm.ended() is None
-    warm.session.stop()
-    assert warm.ended() == "its Spark session was stopped"

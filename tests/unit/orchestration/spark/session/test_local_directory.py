@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from orchestration.spark.session.local_directory import LOCAL_DIRECTORY, SOCKET_DIRECTORY, local_directory_configuration
+from orchestration.spark.session.local_directory import (
+    LOCAL_DIRECTORY,
+    PROCESS_DIRECTORY,
+    SOCKET_DIRECTORY,
+    local_directory_configuration,
+)
 from tests.support.machine.state_directory import state_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Prints its directory, and lives until its standard input is closed.
 PROCESS = """
@@ -60,6 +63,25 @@ def test_a_killed_process_s_directory_is_removed_and_a_living_one_s_is_kept(tmp_
             process.communicate(timeout=60)
 
 
+@pytest.mark.parametrize("is_made_by_spark", [False, True])
+def test_a_later_session_of_a_jvm_has_the_same_one_made_again_if_it_is_gone(
+    tmp_path: Path, is_made_by_spark: bool
+) -> None:
+    first = local_directory_configuration(tmp_path / "first")
+    made = Path(first[PROCESS_DIRECTORY])
+    shutil.rmtree(tmp_path / "first")
+    if is_made_by_spark:
+        made.mkdir(parents=True, mode=0o755)
+    for _ in range(2):
+        assert local_directory_configuration(tmp_path / "second", str(made)) == first
+        assert made.stat().st_mode & 0o777 == 0o700
+        # It is locked again: another session of this home removes nothing of it.
+        (made / "shuffle").touch()
+        local_directory_configuration(tmp_path / "first")
+        assert (made / "shuffle").exists()
+    assert not (tmp_path / "second").exists()
+
+
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -75,7 +97,7 @@ def test_a_directory_that_the_environment_names_is_used_but_not_for_sockets(monk
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/mnt/fast")
     with state_directory() as home:
         made = local_directory_configuration(home)
-        assert made.keys() == {SOCKET_DIRECTORY}
+        assert made.keys() == {PROCESS_DIRECTORY, SOCKET_DIRECTORY}
         assert [str(directory) for directory in home.iterdir()] == [made[SOCKET_DIRECTORY]]
 
 
