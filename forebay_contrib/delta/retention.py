@@ -28,7 +28,7 @@ _LOG = "delta.logRetentionDuration"
 DEFAULTS = {
     TOKENS: "interval 1 day",
     FILES: "interval 1 day",
-    _LOG: "interval 6 hours",
+    _LOG: "interval 1 hour",
     "delta.checkpointInterval": "20",
 }
 # How far clocks of hosts and of the driver log may differ.
