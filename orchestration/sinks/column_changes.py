@@ -105,6 +105,15 @@ class ColumnChanges:
         return " and ".join(parts)
 
 
+def cleared(changes: ColumnChanges, policy: ColumnPolicy, *, filled: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the table's columns that a row loses when `mode="merge"` replaces it; `filled`: the table fills them.
+
+    They are those that the result lacks. Where the sink has no say in the columns, these are somebody else's, and keep
+    their values.
+    """
+    return tuple(name for name in changes.missing if name not in filled) if policy == "add" else ()
+
+
 def column_changes(
     result: Mapping[str, Given],
     table: Mapping[str, There],
