@@ -119,7 +119,7 @@ def test_a_map_and_a_list_that_parquet_gives_back_fit() -> None:
     sink = pa.BufferOutputStream()
     parquet.write_table(result.empty_table(), sink)
     read = parquet.read_schema(pa.BufferReader(sink.getvalue()))
-    assert read.remove_metadata() != result, "nothing to compare"
+    assert str(read.field("m").type) != str(inner), "nothing to compare"
     assert changes(result, read) == ColumnChanges()
     other = pa.schema([("m", pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.string())])))), *list(result)[1:]])
     assert "the table has no m.value.element.a" in refusal(other, read)
