@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import StagedFile
 
-#: What a batch does to the rows that are there, as a PostgresSink has it.
-Mode = Literal["append", "overwrite", "merge"]
 # How many commits of the history are searched for one of an earlier attempt, most often one of the last: each is read.
 _HISTORIES = (10, 100, 1000)
-# The newest batch of "overwrite", in microseconds since 1970: a batch without rows leaves no other trace.
+# The newest pipeline of "overwrite", by its id, and below it, as /ID, its newest batch in microseconds since 1970: a
+# batch without rows leaves no other trace.
 _NEWEST = "forebay/newest"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -79,9 +78,17 @@ class Commit:
         else:
             self._name_files(table, self._additions(), "overwrite")
 
-    def merge(self, table: Any, result: pa.Schema, changes: ColumnChanges, key: Sequence[str]) -> bool:  # noqa: ANN401
+    def merge(
+        self,
+        table: Any,  # noqa: ANN401
+        result: pa.Schema,
+        changes: ColumnChanges,
+        key: Sequence[str],
+        cleared: Sequence[str],
+    ) -> bool:
         """Keep the newest batch's row for each key; return False, with the columns added, if it is to be tried again.
 
+        `cleared`: columns of the table that a replaced row loses.
         deltalake's merge gives the table another identity if it adds columns, so they are added before.
         """
         import pyarrow as pa  # noqa: PLC0415
@@ -96,12 +103,14 @@ class Commit:
         whole = pa.schema([columns_of(table).field(name) for name in result.names])
         is_same = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key)
         values = {_quoted(name): f"source.{_quoted(name)}" for name in whole.names}
-        is_older = f"target.{BATCH_TIME} IS NULL OR target.{BATCH_TIME} <= source.{BATCH_TIME}"
+        # A row without a batch time is another writer's, and stays, as in a PostgresSink.
+        is_older = f"target.{BATCH_TIME} <= source.{BATCH_TIME}"
         with self._rows(whole) as rows:
             merged = table.merge(
                 rows, is_same, source_alias="source", target_alias="target", commit_properties=self._properties()
             )
-            merged = merged.when_matched_update(values, is_older).when_not_matched_insert(values)
+            nulls = {_quoted(name): "NULL" for name in cleared}
+            merged = merged.when_matched_update({**values, **nulls}, is_older).when_not_matched_insert(values)
             merged.when_not_matched_by_source_delete(f"target.{_is_of(self.attempt)}").execute()
         if table.version() == before:
             # A merge that changes no row makes no commit.
@@ -212,8 +221,13 @@ class Commit:
         # The time lets a token expire, as the table's properties say.
         transactions = [Transaction(attempt.application_id, attempt.attempt, round(time() * 1000))]
         if self.newest:
-            # This one never expires.
-            transactions.append(Transaction(_NEWEST, (attempt.batch_time - _EPOCH) // timedelta(microseconds=1)))
+            # These never expire.
+            transactions += [
+                Transaction(_NEWEST, attempt.pipeline_id),
+                Transaction(
+                    f"{_NEWEST}/{attempt.pipeline_id}", (attempt.batch_time - _EPOCH) // timedelta(microseconds=1)
+                ),
+            ]
         return CommitProperties(
             app_transactions=transactions,
             max_commit_retries=0,
@@ -261,19 +275,18 @@ def committed_in(table: Any, attempt: OutputAttempt) -> Committed | None:  # noq
 
 def is_newest(table: Any, attempt: OutputAttempt) -> bool:  # noqa: ANN401
     """Return whether no newer batch has overwritten the table."""
-    return attempt.batch_time >= _newest_batch(table)
-
-
-def _newest_batch(table: Any) -> datetime:  # noqa: ANN401
-    """Return the time of the newest batch that is recorded, or of which the table has rows."""
     import pyarrow as pa  # noqa: PLC0415
 
-    recorded = table.transaction_version(_NEWEST)
-    times = [_EPOCH if recorded is None else _EPOCH + timedelta(microseconds=recorded)]
-    if recorded is None:
-        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-        times += [most for action in actions if (most := action.get(f"max.{BATCH_TIME}")) is not None]
-    return max(times)
+    pipeline_id = table.transaction_version(_NEWEST)
+    if pipeline_id is not None:
+        newest = _EPOCH + timedelta(microseconds=table.transaction_version(f"{_NEWEST}/{pipeline_id}"))
+        # A pipeline that was removed and added again has another id.
+        return bool((attempt.pipeline_id, attempt.batch_time) >= (pipeline_id, newest))
+    # Another mode wrote the table: by its rows.
+    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    return all(
+        attempt.batch_time >= most for action in actions if (most := action.get(f"max.{BATCH_TIME}")) is not None
+    )
 
 
 def _is_of(attempt: OutputAttempt) -> str:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import secrets
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from forebay_contrib.delta.commits import Commit, Mode, committed_in, is_newest
+from forebay_contrib.delta.commits import Commit, committed_in, is_newest
 from forebay_contrib.delta.partitions import DeltaPartitions, unsupported
 from forebay_contrib.delta.retention import has_forgotten
 from forebay_contrib.delta.table_place import TablePlace
@@ -30,6 +30,7 @@ from orchestration.sinks.column_changes import (
     arrow_changes,
     changed_schema,
     checked_policy,
+    cleared,
     declared_policy,
     policy_for,
     written_schema,
@@ -38,6 +39,7 @@ from orchestration.sinks.declared_directory import check_directory, directory_pl
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import staged_files, with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
+from orchestration.sinks.table_columns import Mode, check_key, checked_mode, declared_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,20 +105,13 @@ class DeltaSink(FileTableSink):
         """
         self._place = TablePlace.declared(path, storage_options)
         self._commits_safely = False
-        if mode not in get_args(Mode):
-            message = f"DeltaSink: mode={mode!r} must be one of {', '.join(get_args(Mode))}"
-            raise DeclarationError(message)
-        self.mode: Mode = mode
-        self.key = _names("key", key or ())
-        if bool(self.key) != (mode == "merge"):
-            message = (
-                "DeltaSink: mode='merge' needs the columns that say which row is meant: key=[...]"
-                if mode == "merge"
-                else f"DeltaSink: key={list(self.key)} is of no use to mode={mode!r}: say mode='merge'"
-            )
-            raise DeclarationError(message)
+        self.mode, self.key = checked_mode(mode, key, "DeltaSink")
         self.columns = checked_policy(columns, "DeltaSink")
-        self.partition_by = _names("partition_by", partition_by)
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        names = {*self.partition_by}
+        if not all(isinstance(name, str) for name in names) or len(names) != len(self.partition_by):
+            message = f"DeltaSink: partition_by={list(self.partition_by)!r}: give names of columns, and none twice"
+            raise DeclarationError(message)
         self.on_bad_rows = checked_choice(on_bad_rows, "DeltaSink")
 
     @property
@@ -131,8 +126,7 @@ class DeltaSink(FileTableSink):
             "kind": "delta",
             "path": self.target,
             **({"storage_options": options} if options else {}),
-            **({} if self.mode == "append" else {"mode": self.mode}),
-            **({"key": list(self.key)} if self.key else {}),
+            **declared_mode(self.mode, self.key),
             **declared_policy(self.columns),
             **({"partition_by": list(self.partition_by)} if self.partition_by else {}),
             **declared_choice(self.on_bad_rows),
@@ -173,14 +167,13 @@ class DeltaSink(FileTableSink):
         import pyarrow as pa  # noqa: PLC0415
 
         columns = super()._columns(schema, where)
-        for name, of in [
-            *((name, "key") for name in self.key),
-            *((name, "partition_by") for name in self.partition_by),
-        ]:
-            if name not in columns.names:
-                raise SinkError(f"{where} has no column {name!r} of {of}: it has {', '.join(columns.names)}")
-            if of == "key" and pa.types.is_nested(columns.field(name).type):
+        check_key(columns.names, self.key, where)
+        for name in self.key:
+            if pa.types.is_nested(columns.field(name).type):
                 raise SinkError(f"{where}: its column {name!r} of key is nested: take columns with plain values")
+        for name in self.partition_by:
+            if name not in columns.names:
+                raise SinkError(f"{where} has no column {name!r} of partition_by: it has {', '.join(columns.names)}")
         if wrong := unsupported(self.partition_by, columns):
             raise SinkError(
                 f"{where}: partition_by has {', '.join(wrong)}, whose values readers take in several ways: cast it, or "
@@ -202,10 +195,10 @@ class DeltaSink(FileTableSink):
         del connection
         return self._place.store(place, where)
 
-    def _check_table(self, connection: _Found, schema: pa.Schema | None, where: str) -> bool:
+    def _check_table(self, connection: _Found, schema: pa.Schema | None, where: str) -> ColumnChanges | None:
         table = connection.table
         if table is None:
-            return False
+            return None
         self._refuse_table(not_written(table), where)
         there = tuple(table.metadata().partition_columns)
         if self.partition_by and self.partition_by != there:
@@ -214,15 +207,15 @@ class DeltaSink(FileTableSink):
                 f"partition_by={list(self.partition_by)!r} is for new tables: leave it out, or give the output a table "
                 "of its own"
             )
-        if schema is not None:
-            self._changes(table, with_batch_time(schema), where)
-        return True
+        return ColumnChanges() if schema is None else self._changes(table, with_batch_time(schema), where)
 
     def _changes(self, table: Any, result: pa.Schema, where: str) -> ColumnChanges:  # noqa: ANN401
         """Return the columns that the table lacks. Raises SinkError if the result's don't fit."""
         dialect = ArrowDialect(self.target, f"delta.`{self.target}`")
-        policy = policy_for(self.columns, is_own=is_own(table))
-        return arrow_changes(result, columns_of(table), dialect, policy=policy, where=where)
+        return arrow_changes(result, columns_of(table), dialect, policy=self._policy(table), where=where)
+
+    def _policy(self, table: Any) -> ColumnPolicy:  # noqa: ANN401
+        return policy_for(self.columns, is_own=is_own(table))
 
     def _schema_of_files(self, connection: _Found, schema: pa.Schema) -> pa.Schema:
         import pyarrow as pa  # noqa: PLC0415
@@ -303,7 +296,7 @@ class DeltaSink(FileTableSink):
             case "overwrite":
                 commit.overwrite(table, result, changes)
             case "merge":
-                return commit.merge(table, result, changes, self.key)
+                return commit.merge(table, result, changes, self.key, cleared(changes, self._policy(table)))
         return True
 
     def _table(self, where: str) -> Any:  # noqa: ANN401
@@ -319,12 +312,3 @@ class DeltaSink(FileTableSink):
                 "DeltaSink needs the package deltalake: install it where batches run, by pip install 'forebay[delta]'"
             ) from None
         return deltalake
-
-
-def _names(argument: str, names: Sequence[str] | str) -> tuple[str, ...]:
-    """Return names of columns. Raises DeclarationError."""
-    columns = (names,) if isinstance(names, str) else tuple(names)
-    if not all(isinstance(name, str) and name for name in columns) or len({*columns}) != len(columns):
-        message = f"DeltaSink: {argument}={list(columns)!r}: give names of columns, and none twice"
-        raise DeclarationError(message)
-    return columns

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from forebay_contrib.iceberg.commits import is_made_by_forebay
 from forebay_contrib.iceberg.data_files import iceberg_schema
-from orchestration.sinks.column_changes import ArrowDialect, Widening, arrow_changes, policy_for
+from orchestration.sinks.column_changes import ArrowDialect, Widening, arrow_changes, cleared, policy_for
 from orchestration.sinks.parquet_staging import with_batch_time
 
 if TYPE_CHECKING:
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from orchestration.sinks.column_changes import ColumnChanges, ColumnPolicy
 
 _WIDENINGS = frozenset({Widening.INTEGER, Widening.FLOAT, Widening.DECIMAL})
+
+
+def kept_by(changes: ColumnChanges, table: Table, columns: ColumnPolicy | None) -> list[str]:
+    """Return the columns of the table whose values a row keeps when `mode="merge"` replaces it."""
+    lost = cleared(changes, policy_for(columns, is_own=is_made_by_forebay(table)))
+    return [name for name in changes.missing if name not in lost]
 
 
 def changes_of(table: Table, schema: pa.Schema, columns: ColumnPolicy | None, where: str) -> ColumnChanges:

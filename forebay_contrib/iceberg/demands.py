@@ -36,15 +36,10 @@ def check_new(table: str, where: str) -> None:
         raise SinkError(f"{where}: its Iceberg table would have a directory of its name, and {why}")
 
 
-def check_key(schema: StructType, key: Sequence[str], where: str) -> None:
-    """Raise SinkError for a key that a result lacks, or whose values are not equal to all readers."""
-    types = {field.name: type(field.dataType).__name__ for field in schema.fields}
-    if missing := [column for column in key if column not in types]:
-        raise SinkError(
-            f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
-        )
+def check_key_types(schema: StructType, key: Sequence[str], where: str) -> None:
+    """Raise SinkError for a key whose values are not equal to all readers."""
     for column in key:
-        if types[column] in _NO_KEYS:
+        if type(schema[column].dataType).__name__ in _NO_KEYS:
             raise SinkError(
                 f"{where}: its sink has the column {column} as key, a {schema[column].dataType.simpleString()}, of "
                 "which Iceberg makes no key: cast it to a decimal or a text, or name others"

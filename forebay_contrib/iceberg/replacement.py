@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from forebay_contrib.iceberg.data_files import columns_by_id, deleted_rows, name_of, opened, rows_of
-from orchestration.declarations.pipeline import DeclarationError
 from orchestration.sinks.batch_column import BATCH_TIME
 
 if TYPE_CHECKING:
@@ -29,32 +28,10 @@ if TYPE_CHECKING:
     from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import StagedFile
 
-Mode = Literal["append", "overwrite", "merge"]
-
 # Up to this number of keys, pyiceberg looks for each of them in the statistics of a file.
 _MOST_KEYS = 200
 # Names that no column of a table has.
 _ROW, _STAGED = "\0row", "\0staged"
-
-
-def checked_mode(mode: Mode, key: Sequence[str] | str | None, sink: str) -> tuple[Mode, tuple[str, ...]]:
-    """Return the mode and the key of a declaration. Raises DeclarationError."""
-    columns = (key,) if isinstance(key, str) else tuple(key or ())
-    message = None
-    if mode not in get_args(Mode):
-        message = f"mode={mode!r} must be one of {', '.join(get_args(Mode))}"
-    elif bool(columns) != (mode == "merge"):
-        message = (
-            "mode='merge' needs the columns that say which row is meant: key=[...]"
-            if mode == "merge"
-            else f"key={list(columns)} is of no use to mode={mode!r}: say mode='merge'"
-        )
-    elif not all(isinstance(name, str) for name in columns) or len({*columns}) != len(columns):
-        message = f"key={list(columns)}: give names of columns, and none twice"
-    if message is not None:
-        message = f"{sink}: {message}"
-        raise DeclarationError(message)
-    return mode, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +78,34 @@ def replace_all(table: Table, files: DataFiles, batch: Batch) -> Replacement:
     return found
 
 
-def merge(table: Table, files: DataFiles, batch: Batch, key: Sequence[str]) -> Replacement:
+def merge(table: Table, files: DataFiles, batch: Batch, key: Sequence[str], kept: Sequence[str]) -> Replacement:
     """Replace the rows of the batch's keys, except those that a newer batch has written, and the batch's of before.
 
-    The batch has each key once, and none that is null.
+    The batch has each key once, and none that is null. `kept`: columns that its files lack, and whose values its rows
+    take from those that they replace.
     """
     import numpy as np  # noqa: PLC0415
 
     staged = staged_keys(files.store, batch.files, key)
     lost = np.zeros(staged.num_rows, dtype=bool)
+    before = _Before(kept, staged.num_rows)
     found = Replacement()
     for task in table.scan(row_filter=_may_have(table, staged, key, batch.time)).plan_files():
-        there = _Rows.of(task, files, key)
+        there = _Rows.of(task, files, [*key, *kept])
         rows, numbers = there.with_keys(staged, key)
         newer = there.is_newer(batch.time)[rows]
         lost[numbers[newer]] = True
         gone = there.of_batch(batch.time)
         gone[rows[~newer]] = True
+        before.add(there, rows[~newer], numbers[~newer])
         _leave(there, gone, files, batch, found)
-    for file, lost_here in zip(batch.files, _of_files(lost, batch.files), strict=True):
-        if not lost_here.any():
+    rows_of_files = zip(batch.files, _of_files(lost, batch.files), _of_files(before.places, batch.files), strict=True)
+    for file, lost_here, places in rows_of_files:
+        if not lost_here.any() and (places < 0).all():
             found.added.extend(files.staged(file))
         elif not lost_here.all():
-            found.added.extend(files.rewritten(_part(files.store, file, ~lost_here), batch.folder))
+            rows = _kept(before.filled(_read(files.store, file), places, files), ~lost_here)
+            found.added.extend(files.rewritten(rows, batch.folder))
     return found
 
 
@@ -196,6 +178,42 @@ class _Rows:
             return rows_of(stream)
 
 
+class _Before:
+    """Collect the values of columns in rows that are replaced, for the rows of the batch in their place."""
+
+    def __init__(self, columns: Sequence[str], rows: int) -> None:
+        import numpy as np  # noqa: PLC0415
+
+        self._columns = list(columns)
+        self._found: list[pa.Table] = []
+        self._number = 0
+        #: Where in what was found the row is that each of the batch's replaces; -1: it replaces none.
+        self.places = np.full(rows, -1, dtype=np.int64)
+
+    def add(self, there: _Rows, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Add rows of a table's file, and the numbers of the batch's rows in their place."""
+        import numpy as np  # noqa: PLC0415
+        import pyarrow as pa  # noqa: PLC0415
+
+        if self._columns and len(rows):
+            self.places[numbers] = np.arange(self._number, self._number + len(rows))
+            self._found.append(there.columns.select(self._columns).take(pa.array(rows)))
+            self._number += len(rows)
+
+    def filled(self, rows: pa.Table, places: np.ndarray, files: DataFiles) -> pa.Table:
+        """Return rows of the batch with the columns."""
+        import pyarrow as pa  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        if (places < 0).all():
+            return rows
+        values = pa.concat_tables(self._found).take(pa.array(places, mask=places < 0))
+        types = schema_to_pyarrow(files.schema)
+        for name in self._columns:
+            rows = rows.append_column(types.field(name), values[name].cast(types.field(name).type))
+        return rows
+
+
 def _leave(rows: _Rows, gone: np.ndarray, files: DataFiles, batch: Batch, found: Replacement) -> None:
     """Add to `found` what leaves a file of the table without the rows that are gone."""
     kept = rows.live & ~gone
@@ -212,9 +230,9 @@ def _of_files(of_rows: np.ndarray, files: Sequence[StagedFile]) -> list[np.ndarr
     return [of_rows[end - file.rows : end] for file, end in zip(files, ends, strict=True)]
 
 
-def _part(store: FileStore, file: StagedFile, kept: np.ndarray) -> pa.Table:
+def _read(store: FileStore, file: StagedFile) -> pa.Table:
     with store.open(file.path) as stream:
-        return _kept(rows_of(stream), kept)
+        return rows_of(stream)
 
 
 def _kept(rows: pa.Table, kept: np.ndarray) -> pa.Table:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forebay_contrib.iceberg.catalogs import DeclaredCatalog, load_pyiceberg
-from forebay_contrib.iceberg.column_types import change, changes_of
+from forebay_contrib.iceberg.column_types import change, changes_of, kept_by
 from forebay_contrib.iceberg.commits import (
     ATTEMPT,
     MADE_BY,
@@ -29,7 +29,7 @@ from forebay_contrib.iceberg.commits import (
     written_by,
 )
 from forebay_contrib.iceberg.data_files import DataFiles, arrow_schema_of, iceberg_schema
-from forebay_contrib.iceberg.demands import check_key, check_new, other_partitions, unwritten
+from forebay_contrib.iceberg.demands import check_key_types, check_new, other_partitions, unwritten
 from forebay_contrib.iceberg.expiry import shorten
 from forebay_contrib.iceberg.files import place_of, store_of
 from forebay_contrib.iceberg.partitions import Partition, PartitionedRows, spec_of
@@ -37,7 +37,6 @@ from forebay_contrib.iceberg.replacement import (
     Batch,
     Replacement,
     append,
-    checked_mode,
     merge,
     replace_all,
     replace_batch,
@@ -45,11 +44,11 @@ from forebay_contrib.iceberg.replacement import (
 from forebay_contrib.iceberg.upkeep import look_after
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, Place, SinkError
-from orchestration.sinks.column_changes import checked_policy, declared_policy
+from orchestration.sinks.column_changes import ColumnChanges, checked_policy, declared_policy
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import staged_files, with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, RefusedRowsError, checked_choice, declared_choice
-from orchestration.sinks.table_columns import fields_in
+from orchestration.sinks.table_columns import Mode, check_key, checked_mode, declared_mode, fields_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from forebay_contrib.iceberg.catalogs import Properties
-    from forebay_contrib.iceberg.replacement import Mode
     from orchestration.declarations.sink import Figures, OutputAttempt, Upkeep, Written
     from orchestration.sinks.column_changes import ColumnPolicy
     from orchestration.sinks.file_stores import FileStore
@@ -138,8 +136,7 @@ class IcebergSink(FileTableSink):
             "table": self.table,
             "catalog": self._catalog.name,
             "properties": self._catalog.declaration(),
-            **({} if self.mode == "append" else {"mode": self.mode}),
-            **({"key": list(self.key)} if self.key else {}),
+            **declared_mode(self.mode, self.key),
             **declared_policy(self.columns),
             **({"partition_by": [one.shown for one in self.partition_by]} if self.partition_by else {}),
             **declared_choice(self.on_bad_rows),
@@ -190,7 +187,8 @@ class IcebergSink(FileTableSink):
                 table = connection.create_table(self.table, columns, partition_spec=spec, properties=made_by)
             except TableAlreadyExistsError:
                 table = connection.load_table(self.table)
-        return self._checked(table, schema, attempt.name)
+        self._checked(table, schema, attempt.name)
+        return store_of(table, place_of(table), attempt.name)
 
     def _store(self, connection: Catalog, place: str, where: str) -> FileStore:
         return store_of(self._catalog.table(connection, self.table, where), place, where)
@@ -210,13 +208,14 @@ class IcebergSink(FileTableSink):
         except RefusedRowsError as error:
             raise RefusedRowsError(f"{attempt.name}: {error}") from None
 
-    def _check_table(self, connection: Catalog, schema: pa.Schema | None, where: str) -> bool:
+    def _check_table(self, connection: Catalog, schema: pa.Schema | None, where: str) -> ColumnChanges | None:
         table = self._catalog.table(connection, self.table, where)
         if table is None:
             check_new(self.table, where)
-        else:
-            self._checked(table, schema, where)
-        return table is not None
+            return None
+        changes = self._checked(table, schema, where)
+        store_of(table, place_of(table), where)
+        return changes
 
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""
@@ -229,7 +228,8 @@ class IcebergSink(FileTableSink):
                     "column: rename one by .alias(...)"
                 )
             seen.add(path)
-        check_key(schema, self.key, where)
+        check_key(columns.names, self.key, where)
+        check_key_types(schema, self.key, where)
         if self.partition_by:
             self.load()
             try:
@@ -238,8 +238,8 @@ class IcebergSink(FileTableSink):
                 raise SinkError(f"{where}: {error}") from None
         return columns
 
-    def _checked(self, table: Table, schema: pa.Schema | None, where: str) -> FileStore:
-        """Return the table's files. Raises SinkError if the sink does not write it, or columns don't fit."""
+    def _checked(self, table: Table, schema: pa.Schema | None, where: str) -> ColumnChanges:
+        """Return how the columns change. Raises SinkError if the sink does not write the table, or they don't fit."""
         self._refuse_table([*unwritten(table, self.key)], where)
         if self.partition_by and (there := other_partitions(table, self.partition_by)) is not None:
             raise SinkError(
@@ -247,9 +247,7 @@ class IcebergSink(FileTableSink):
                 f"{', '.join(one.shown for one in self.partition_by)}: leave partition_by out, which is for a table "
                 "that the sink makes, or change the table's partition spec"
             )
-        if schema is not None:
-            changes_of(table, schema, self.columns, where)
-        return store_of(table, place_of(table), where)
+        return ColumnChanges() if schema is None else changes_of(table, schema, self.columns, where)
 
     def _try_commit(
         self,
@@ -267,15 +265,15 @@ class IcebergSink(FileTableSink):
         if found is not None and int(found[ATTEMPT]) >= attempt.attempt:
             raise self.outdated(attempt, int(found[ATTEMPT]))
         forgotten = found is None and has_forgotten(table, attempt)
-        self._checked(table, schema, attempt.name)
+        changes = self._checked(table, schema, attempt.name)
         transaction = without_retries(table)
-        columns = change(transaction, changes_of(table, schema, self.columns, attempt.name), schema)
+        columns = change(transaction, changes, schema)
         parting = PartitionedRows.of(table.spec(), columns, None)
         data_files = DataFiles(table, columns, parting, store)
         batch = Batch(files, f"{batch_folder(attempt)}/attempt{attempt.attempt}-replaced", attempt.batch_time)
         replacement = Replacement()
         if self.mode == "merge":
-            replacement = merge(table, data_files, batch, self.key)
+            replacement = merge(table, data_files, batch, self.key, kept_by(changes, table, self.columns))
         elif self.mode == "append":
             # Snapshots expire, so a later attempt looks for the batch's rows even if it finds no earlier commit.
             is_first = found is None and attempt.attempt == 1 and not forgotten

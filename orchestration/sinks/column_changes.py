@@ -27,8 +27,6 @@ ColumnPolicy = Literal["add", "refuse"]
 Given = TypeVar("Given")  # a type of a result's column
 There = TypeVar("There")  # a type of a table's column
 
-# Arrow calls what is in a list item, Parquet element, and DuckDB l.
-_IN_A_LIST = re.compile(r"\blist<\w+: ")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -103,6 +101,15 @@ class ColumnChanges:
         parts = [f"adds {', '.join(self.added)}"] if self.added else []
         parts += [f"widens {', '.join(self.widened)}"] if self.widened else []
         return " and ".join(parts)
+
+
+def cleared(changes: ColumnChanges, policy: ColumnPolicy, *, filled: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the table's columns that a row loses when `mode="merge"` replaces it; `filled`: the table fills them.
+
+    They are those that the result lacks. Where the sink has no say in the columns, these are somebody else's, and keep
+    their values.
+    """
+    return tuple(name for name in changes.missing if name not in filled) if policy == "add" else ()
 
 
 def column_changes(
@@ -393,16 +400,25 @@ def _inner(type_: pa.DataType) -> dict[str, pa.DataType]:
     """Return the types within a type by their names."""
     import pyarrow as pa  # noqa: PLC0415
 
-    if pa.types.is_struct(type_):
+    types = pa.types
+    if types.is_struct(type_):
         return {each.name: each.type for each in type_}
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if any(is_list(type_) for is_list in (types.is_list, types.is_large_list, types.is_list_view)):
         return {"element": type_.value_type}
-    if pa.types.is_map(type_):
+    if types.is_map(type_):
         return {"key": type_.key_type, "value": type_.item_type}
     return {}
 
 
 def _plain(type_: pa.DataType) -> str:
-    """Return the type's name without differences of layout (large_string, string_view) and of names inside a list."""
-    spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
-    return _IN_A_LIST.sub("list<", spelled).replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
+    """Return the type's name without differences of layout (large_string, string_view), zones and names in files.
+
+    Arrow calls what is in a list item, Parquet element, and DuckDB l; of a map, Parquet's reader has the column's name.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    if inner := _inner(type_):
+        kind = "struct" if pa.types.is_struct(type_) else "map" if pa.types.is_map(type_) else "list"
+        return f"{kind}<{', '.join(f'{name!r}: {_plain(one)}' for name, one in inner.items())}>"
+    spelled = str(type_).replace("large_", "").replace("_view", "")
+    return spelled.replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orchestration.declarations.sink import Check, OutputAttempt
+    from orchestration.sinks.column_changes import ColumnChanges
     from orchestration.sinks.file_stores import FileStore
     from orchestration.sinks.parquet_staging import Staged, StagedFile
     from orchestration.sinks.refused_rows import OnBadRows
@@ -81,8 +82,11 @@ class FileTableSink(Sink):
         """
 
     @abstractmethod
-    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> bool:  # noqa: ANN401
-        """Return whether there is a table. Raises SinkError if the sink does not write it, or the columns don't fit."""
+    def _check_table(self, connection: Any, schema: pa.Schema | None, where: str) -> ColumnChanges | None:  # noqa: ANN401
+        """Return how the table's columns change for a result's; None: there is no table.
+
+        Raises SinkError if the sink does not write the table, or the columns don't fit.
+        """
 
     @abstractmethod
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> FileStore:  # noqa: ANN401
@@ -169,10 +173,13 @@ class FileTableSink(Sink):
         try:
             columns = None if schema is None else self._columns(schema, where)
             with self._connect(where) as connection:
-                exists = self._check_table(connection, columns, where)
+                changes = self._check_table(connection, columns, where)
         except SinkError as error:
             return TargetCheck("failed", str(error), "Change the result, or give the output a table of its own.")
-        return TargetCheck("ok", f"{self.target} {'can be written' if exists else 'is made at the first batch'}")
+        if changes is None:
+            return TargetCheck("ok", f"{self.target} is made at the first batch")
+        then = f"; its next batch {changes.shown()}" if changes else ""
+        return TargetCheck("ok", f"{self.target} can be written{then}")
 
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""

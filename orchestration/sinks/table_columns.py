@@ -1,18 +1,20 @@
-"""Derive a table's columns from a DataFrame. Accesses no table."""
+"""Derive a table's columns from a DataFrame, and check a mode with its key. Accesses no table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+#: What a batch does to the rows that are in a table.
+Mode = Literal["append", "overwrite", "merge"]
 
 #: Types of Spark that each target has; any other is refused, also one that a later Spark brings.
 _KNOWN = frozenset(
@@ -22,6 +24,41 @@ _KNOWN = frozenset(
         *("Varchar", "Binary", "Date", "Timestamp", "TimestampNTZ"),
     )
 )
+
+
+def checked_mode(mode: Mode, key: Sequence[str] | str | None, sink: str) -> tuple[Mode, tuple[str, ...]]:
+    """Return the mode and the key of a sink's declaration. Raises DeclarationError."""
+    from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415  as in refused_rows
+
+    columns = (key,) if isinstance(key, str) else tuple(key or ())
+    message = None
+    if mode not in get_args(Mode):
+        message = f"mode={mode!r} must be one of {', '.join(get_args(Mode))}"
+    elif bool(columns) != (mode == "merge"):
+        message = (
+            "mode='merge' needs the columns that say which row is meant: key=[...]"
+            if mode == "merge"
+            else f"key={list(columns)} is of no use to mode={mode!r}: say mode='merge'"
+        )
+    elif not all(isinstance(name, str) for name in columns) or len({*columns}) != len(columns):
+        message = f"key={list(columns)}: give names of columns, and none twice"
+    if message is not None:
+        message = f"{sink}: {message}"
+        raise DeclarationError(message)
+    return mode, columns
+
+
+def declared_mode(mode: Mode, key: Sequence[str]) -> dict[str, Any]:
+    """Return what a sink's declaration says of the mode: nothing of the usual one."""
+    return {} if mode == "append" else {"mode": mode, **({"key": list(key)} if key else {})}
+
+
+def check_key(columns: Collection[str], key: Sequence[str], where: str) -> None:
+    """Raise SinkError if a result lacks a column of the key."""
+    if missing := [column for column in key if column not in columns]:
+        raise SinkError(
+            f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
+        )
 
 
 def check_names(

@@ -24,6 +24,8 @@ from tests.integration.orchestration.target_database import TIME, attempt
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from orchestration.sinks.column_changes import ColumnPolicy
+
 EARLIER, LATER, LAST = (TIME + timedelta(seconds=seconds) for seconds in (-10, 10, 20))
 WORD, N = ("word", types.StringType()), ("n", types.LongType())
 EXTRA = ("extra", types.StringType())
@@ -60,6 +62,10 @@ def test_overwrite_has_the_rows_of_the_newest_batch(tmp_path: Path) -> None:
     sink.write(words(), attempt(time=LAST))
     sink.write(words(("e", 5)), attempt(3, time=LATER))
     assert rows(sink) == []
+    # Its pipeline was removed and added again.
+    sink.write(words(("new", 1)), attempt(pipeline_id=8))
+    sink.write(words(("f", 6)), attempt(4, time=LAST))
+    assert rows(sink) == [("new", 1)]
 
 
 def test_overwrite_of_a_table_that_was_appended_to_goes_by_its_rows(tmp_path: Path) -> None:
@@ -83,6 +89,11 @@ def test_merge_keeps_the_newest_batchs_row_of_each_key(tmp_path: Path) -> None:
     assert rows(sink) == [("a", 2), ("c", 9), ("d", 0)]
     sink.write(words(), attempt(3))
     assert rows(sink) == [("a", 2), ("d", 0)]
+    # A row without a batch time is another writer's.
+    others = pa.table({"word": ["z"], "n": [7], "_batch_time": pa.nulls(1, pa.timestamp("us", "UTC"))})
+    write_deltalake(tmp_path / "t", others, mode="append")
+    sink.write(words(("z", 8)), attempt(time=LAST))
+    assert rows(sink) == [("a", 2), ("d", 0), ("z", 7)]
     # That changed no row, and is a commit all the same.
     sink.write(words(), attempt(4))
     with pytest.raises(AttemptOutdatedError):
@@ -156,6 +167,25 @@ def test_a_column_that_comes_later_is_added_with_its_first_rows(tmp_path: Path, 
     assert rows(sink, "word", "n", "extra") == [*kept, ("b", 4, "y")]
 
 
+@pytest.mark.parametrize("columns", ["add", "refuse"])
+def test_a_merged_row_loses_what_the_result_lacks_only_if_the_columns_are_the_sinks(
+    tmp_path: Path, columns: ColumnPolicy
+) -> None:
+    more = ("more", types.ArrayType(types.LongType()))
+    first = DeltaSink(tmp_path / "t", mode="merge", key="word", partition_by="extra")
+    first.write(frame([("a", 1, "x", [1, None]), ("b", 1, "y", [])], WORD, N, EXTRA, more), attempt())
+    first.write(frame([("new", 9, "y", [9])], WORD, N, EXTRA, more), attempt(time=LAST))
+    sink = DeltaSink(tmp_path / "t", mode="merge", key="word", columns=columns)
+    for number in (1, 2):
+        sink.write(words(("a", number), ("c", 2), ("new", 2)), attempt(number, time=LATER))
+    assert rows(sink, "word", "n", "extra", "more") == [
+        ("a", 2, *(("x", [1, None]) if columns == "refuse" else (None, None))),
+        ("b", 1, "y", []),
+        ("c", 2, None, None),
+        ("new", 9, "y", [9]),
+    ]
+
+
 def test_a_column_without_a_zone_that_comes_later_leaves_a_table_that_can_be_read(tmp_path: Path) -> None:
     for options in ({}, {"mode": "overwrite"}, {"mode": "merge", "key": "word"}):
         sink = DeltaSink(tmp_path / str(options.get("mode")), **cast("Any", options))
@@ -174,7 +204,8 @@ def test_a_column_is_added_to_anothers_table_if_it_is_said(tmp_path: Path) -> No
         DeltaSink(tmp_path / "t").write(extra, attempt())
     assert DeltaSink(tmp_path / "t").check_target(extra.schema).health == "failed"
     sink = DeltaSink(tmp_path / "t", columns="add")
-    assert sink.check_target(extra.schema).health == "ok"
+    checked = sink.check_target(extra.schema)
+    assert (checked.health, checked.found.rpartition("; ")[2]) == ("ok", "its next batch adds extra")
     sink.write(extra, attempt())
     assert rows(sink, "word", "extra") == [("b", "x"), ("x", None)]
     own = DeltaSink(tmp_path / "own", columns="refuse")

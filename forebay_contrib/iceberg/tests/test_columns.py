@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame
 
+    from orchestration.sinks.column_changes import ColumnPolicy
+
 _INNER = types.StructType(
     [types.StructField("x.y", types.ArrayType(types.LongType())), types.StructField("z", types.StringType())]
 )
@@ -48,7 +50,8 @@ def test_columns_are_added_in_the_commit_of_their_first_rows(place: Place) -> No
     before = place.table()
     sink = place.sink()
     new = wide(("b", 2, {"x.y": [1, None], "z": None}, None))
-    assert sink.check_target(new.schema).health == "ok"
+    checked = sink.check_target(new.schema)
+    assert (checked.health, checked.found) == ("ok", "s.t can be written; its next batch adds s, a b.c")
     assert place.table().schema() == before.schema()
     sink.write(new, attempt(time=LATER))
     table = place.table()
@@ -91,6 +94,34 @@ def test_merge_finds_the_rows_of_before_a_key_was_widened(place: Place) -> None:
     place.sink(**options).write(new, attempt(time=LATER))
     found = place.table().scan().to_arrow().to_pylist()
     assert sorted((row["i"], row["word"]) for row in found) == [(1, "c"), (2, "b"), (2**40, "d")]
+
+
+@pytest.mark.parametrize("columns", ["add", "refuse"])
+def test_a_merged_row_loses_what_the_result_lacks_only_if_the_columns_are_the_sinks(
+    place: Place, columns: ColumnPolicy
+) -> None:
+    s, other = {"x.y": [1, None], "z": None}, {"x.y": None, "z": "z"}
+    whole = {"word": types.StringType(), "n": types.LongType(), "s": _INNER, "more": types.StringType()}
+    first = frame([("a", 1, s, "x"), ("b", 1, other, "y"), ("new", 1, s, "z"), ("late", 1, s, None)], **whole)
+    place.sink(**MERGE, partition_by="more").write(first, attempt())
+    place.sink(**MERGE).write(frame([("new", 9, other, "y")], **whole), attempt(time=LAST))
+    with place.table().update_schema() as update:
+        update.rename_column("more", "kept")
+    sink = place.sink(**MERGE, columns=columns)
+    # The newer row stays, and a replay finds what the attempt before it has kept.
+    for number in (1, 2):
+        sink.write(words(("a", 2), ("b", number), ("c", 2), ("new", 2)), attempt(number, time=LATER))
+    read = sorted(place.table().scan().to_arrow().to_pylist(), key=lambda row: row["word"])
+    keeps = columns == "refuse"
+    assert [(row["word"], row["n"], row["s"], row["kept"]) for row in read] == [
+        ("a", 2, *((s, "x") if keeps else (None, None))),
+        ("b", 2, *((other, "y") if keeps else (None, None))),
+        ("c", 2, None, None),
+        ("late", 1, s, None),
+        ("new", 9, other, "y"),
+    ]
+    partitions = {str(task.file.partition[0]) for task in place.table().scan().plan_files()}
+    assert partitions == ({"x", "y", "None"} if keeps else {"y", "None"})
 
 
 def test_two_batches_that_add_the_same_column_at_once_both_have_it(

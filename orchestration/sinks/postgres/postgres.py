@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from orchestration.declarations.pipeline import DeclarationError
@@ -48,7 +48,7 @@ from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_address, table_place
 from orchestration.sinks.postgres.postgres_refused_rows import REFUSED_ROWS, RefusedRowsTable
-from orchestration.sinks.postgres.postgres_rows import Mode, StagedRows, TargetTable
+from orchestration.sinks.postgres.postgres_rows import StagedRows, TargetTable
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
 from orchestration.sinks.postgres.postgres_statements import COMMITS, LOCK_TIMEOUT, Statements
 from orchestration.sinks.refused_rows import (
@@ -59,7 +59,7 @@ from orchestration.sinks.refused_rows import (
     checked_choice,
     declared_choice,
 )
-from orchestration.sinks.table_columns import refuse_table
+from orchestration.sinks.table_columns import Mode, checked_mode, refuse_table
 from orchestration.sinks.task_rows import answers_of
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -123,21 +123,7 @@ class PostgresSink(Sink):
             message = f"PostgresSink: password: {error}"
             raise DeclarationError(message) from None
         self.schema, self.table = _checked_table(table)
-        if mode not in get_args(Mode):
-            message = f"PostgresSink {table!r}: mode={mode!r} must be one of {', '.join(get_args(Mode))}"
-            raise DeclarationError(message)
-        self.mode: Mode = mode
-        self.key = (key,) if isinstance(key, str) else tuple(key or ())
-        if bool(self.key) != (mode == "merge"):
-            message = (
-                f"PostgresSink {table!r}: mode='merge' needs the columns that say which row is meant: key=[...]"
-                if mode == "merge"
-                else f"PostgresSink {table!r}: key={list(self.key)} is of no use to mode={mode!r}: say mode='merge'"
-            )
-            raise DeclarationError(message)
-        if not all(isinstance(name, str) for name in self.key) or len({*self.key}) != len(self.key):
-            message = f"PostgresSink {table!r}: key={list(self.key)}: give names of columns, and none twice"
-            raise DeclarationError(message)
+        self.mode, self.key = checked_mode(mode, key, f"PostgresSink {table!r}")
         self.on_bad_rows: OnBadRows = checked_choice(on_bad_rows, f"PostgresSink {table!r}")
         if totals is not None and mode != "append":
             message = f"PostgresSink {table!r}: totals add up the rows of every batch: say mode='append'"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.column_changes import ColumnChanges, Dialect, column_changes, policy_for
+from orchestration.sinks.column_changes import ColumnChanges, Dialect, cleared, column_changes, policy_for
 from orchestration.sinks.postgres.postgres_statements import quoted
 from orchestration.sinks.table_columns import check_map_keys, check_names, lacking
 
@@ -209,8 +209,7 @@ def fitted(columns: Sequence[Column], table: Table, policy: ColumnPolicy | None,
             *(dialect.add(name, given[name]) for name in changes.added),
             *(dialect.widen(name, given[name]) for name in changes.widened),
         ),
-        # Where the sink has no say in the columns, those that it lacks are somebody else's.
-        tuple(name for name in changes.missing if not there[name].filled) if wanted == "add" else (),
+        cleared(changes, wanted, filled=[column.name for column in table.columns if column.filled]),
     )
 
 

@@ -6,7 +6,7 @@ This module owns what each mode does to the table. It must never decide whether 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import OutputAttempt, SinkError, TargetUnavailableError
 from orchestration.sinks.batch_column import BATCH_TIME
@@ -16,6 +16,7 @@ from orchestration.sinks.postgres.postgres_insertion import Insertion
 from orchestration.sinks.postgres.postgres_row_errors import RowErrors
 from orchestration.sinks.postgres.postgres_statements import LOCK_TIMEOUT, Piece, Statements, names_of, quoted
 from orchestration.sinks.refused_rows import MOST_REFUSED
+from orchestration.sinks.table_columns import check_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from orchestration.sinks.column_changes import ColumnPolicy
     from orchestration.sinks.refused_rows import RefusedRows
+    from orchestration.sinks.table_columns import Mode
 
-Mode = Literal["append", "overwrite", "merge"]
 _ALTER_SECONDS = 5  # how long a batch waits for the table's lock, and new readers with it
 
 
@@ -251,9 +252,5 @@ class TargetTable:
     def checked_columns(self, schema: StructType, where: str) -> list[Column]:
         """Return the columns of a result. Raises SinkError if the key is not among them."""
         columns = columns_of(schema, where)
-        missing = [column for column in self._key if column not in {found.name for found in columns}]
-        if missing:
-            raise SinkError(
-                f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
-            )
+        check_key({column.name for column in columns}, self._key, where)
         return columns

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from orchestration.declarations.sink import Step
-    from orchestration.sinks.postgres.postgres_rows import Mode
+    from orchestration.sinks.table_columns import Mode
 
 #: The step after the driver log's row, before the batch is COMPLETED.
 PUBLISHING = "publishing"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from orchestration.sinks.postgres.postgres_rows import Mode
+    from orchestration.sinks.table_columns import Mode
     from tests.integration.orchestration.target_database import Target
 
 

@@ -26,6 +26,7 @@ from forebay import ParquetSink
 from orchestration.declarations.sink import SinkError, Upkeep
 from orchestration.sinks.parquet import parquet_columns, parquet_objects
 from orchestration.sinks.parquet.parquet_columns import COLUMNS
+from receiver_runtime.block_store.stores import objects
 from receiver_runtime.block_store.stores.objects import Objects
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark
 from tests.integration.orchestration.target_database import TIME, attempt
@@ -57,13 +58,17 @@ class LocalObjects(Objects):
     def copy(self, key: str, to: str) -> None:
         super().copy(key, self._made(to))
 
+    def place(self, key: str) -> tuple[Any, str]:
+        return super().place(self._made(key))
+
 
 @pytest.fixture(params=["directory", "objects"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     if request.param == "directory":
         return lambda **options: ParquetSink(tmp_path / "bucket" / "out", **options)
     local = SubTreeFileSystem(str(tmp_path), LocalFileSystem())
-    monkeypatch.setattr(parquet_objects, "open_objects", lambda _: LocalObjects(local, "bucket/out"))
+    for module in (objects, parquet_objects):
+        monkeypatch.setattr(module, "open_objects", lambda _: LocalObjects(local, "bucket/out"))
     return lambda **options: ParquetSink("s3://bucket/out", **options)
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
+    from orchestration.sinks.column_changes import ColumnPolicy
+
 LATER = TIME + timedelta(seconds=10)
 
 
@@ -97,6 +99,24 @@ def test_a_table_that_the_sink_made_is_not_changed_if_it_is_said(target: Target)
     with pytest.raises(SinkError, match="the table has no column more"):
         sink(columns="refuse").write(with_more(("b", 2, "x")), attempt(time=LATER))
     assert (target.counts(), list(types(target))) == ([("a", 1)], ["word", "n", "_batch_time"])
+
+
+@pytest.mark.parametrize("columns", ["add", "refuse"])
+def test_a_merged_row_loses_what_the_result_lacks_only_if_the_columns_are_the_sinks(
+    target: Target, columns: ColumnPolicy
+) -> None:
+    merge: dict[str, Any] = {"mode": "merge", "key": "word"}
+    sink(**merge).write(with_more(("a", 1, "x"), ("b", 1, "y")), attempt())
+    sink(**merge).write(with_more(("new", 9, "y")), attempt(time=LATER + timedelta(seconds=10)))
+    for number in (1, 2):
+        result = words(("a", number), ("c", 2), ("new", 2))
+        sink(**merge, columns=columns).write(result, attempt(number, time=LATER))
+    assert target.rows("SELECT word, n, more FROM counts ORDER BY 1") == [
+        ("a", 2, "x" if columns == "refuse" else None),
+        ("b", 1, "y"),
+        ("c", 2, None),
+        ("new", 9, "y"),
+    ]
 
 
 def test_a_login_that_does_not_own_the_table_names_the_statement_for_its_owner(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from orchestration.sinks.postgres.postgres_rows import Mode
+    from orchestration.sinks.table_columns import Mode
 
 _TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
 # Text that no compression makes short enough for an index.

@@ -18,8 +18,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from forebay import EnvVar, PostgresSink, Totals
 from orchestration.declarations.sink import AttemptOutdatedError, OutputAttempt, SinkError, Step, TargetUnavailableError
-from orchestration.sinks.postgres.postgres_rows import Mode
 from orchestration.sinks.refused_rows import RefusedRowsError
+from orchestration.sinks.table_columns import Mode
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, Target, attempt
 

@@ -23,8 +23,8 @@ from tests.support.machine.held_ports import held_port
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from orchestration.sinks.postgres.postgres_rows import Mode
     from orchestration.sinks.refused_rows import OnBadRows
+    from orchestration.sinks.table_columns import Mode
 
 TABLE = "CREATE TABLE counts (word text, n bigint, _batch_time timestamptz)"
 _NOTHING = "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import SinkError
@@ -109,6 +110,19 @@ def test_a_type_that_would_alter_values_is_refused_both_ways(before: pa.DataType
 def test_types_that_differ_in_their_layout_alone_fit() -> None:
     table = pa.schema([("a", pa.large_list(pa.field("item", pa.string_view(), nullable=False))), TIME])
     assert not changes(pa.schema([("a", pa.list_(pa.field("element", pa.large_string()))), TIME]), table)
+
+
+def test_a_map_and_a_list_that_parquet_gives_back_fit() -> None:
+    """Check names within a type, too: its reader calls what is in a map as the column."""
+    inner = pa.map_(pa.string(), pa.list_(pa.struct([("large_a", pa.string())])))
+    result = pa.schema([("m", inner), ("k", pa.list_(inner)), TIME])
+    sink = pa.BufferOutputStream()
+    parquet.write_table(result.empty_table(), sink)
+    read = parquet.read_schema(pa.BufferReader(sink.getvalue()))
+    assert str(read.field("m").type) != str(inner), "nothing to compare"
+    assert changes(result, read) == ColumnChanges()
+    other = pa.schema([("m", pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.string())])))), *list(result)[1:]])
+    assert "the table has no m.value.element.a" in refusal(other, read)
 
 
 def test_a_difference_within_a_column_is_named_by_its_path() -> None:
