@@ -256,7 +256,12 @@ class IcebergSink(FileTableSink):
         found = newest_commit(table, attempt)
         if found is not None and int(found[ATTEMPT]) >= attempt.attempt:
             raise self.outdated(attempt, int(found[ATTEMPT]))
-        self._checked(table, schema, attempt.name)
+        place = self._checked(table, schema, attempt.name).place
+        if place != store.place:
+            raise SinkError(
+                f"{attempt.name}: the Iceberg table {self.table} lies at {place} now, and not at {store.place}, where "
+                "the tasks wrote: the next attempt writes it there"
+            )
         transaction = without_retries(table)
         columns = change(transaction, changes_of(table, schema, self.columns, attempt.name), schema)
         parting = PartitionedRows.of(table.spec(), columns, None)
