@@ -27,8 +27,6 @@ ColumnPolicy = Literal["add", "refuse"]
 Given = TypeVar("Given")  # a type of a result's column
 There = TypeVar("There")  # a type of a table's column
 
-# Arrow calls what is in a list item, Parquet element, and DuckDB l.
-_IN_A_LIST = re.compile(r"\blist<\w+: ")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -395,14 +393,21 @@ def _inner(type_: pa.DataType) -> dict[str, pa.DataType]:
 
     if pa.types.is_struct(type_):
         return {each.name: each.type for each in type_}
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
+    if any(is_list(type_) for is_list in lists):
         return {"element": type_.value_type}
     if pa.types.is_map(type_):
         return {"key": type_.key_type, "value": type_.item_type}
     return {}
 
 
-def _plain(type_: pa.DataType) -> str:
-    """Return the type's name without differences of layout (large_string, string_view) and of names inside a list."""
-    spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
-    return _IN_A_LIST.sub("list<", spelled).replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
+def _plain(type_: pa.DataType) -> object:
+    """Return the type without differences of layout (large_string, string_view) and of names inside a list."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if pa.types.is_struct(type_):
+        return [(each.name, _plain(each.type)) for each in type_]
+    if inner := _inner(type_):
+        return [*inner], [_plain(each) for each in inner.values()]
+    spelled = str(type_).removeprefix("large_").removesuffix("_view")
+    return spelled.replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
