@@ -16,12 +16,12 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from forebay_contrib.delta.partitions import values_of
 from forebay_contrib.delta.tables import columns_of
 from orchestration.declarations.sink import Committed, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.column_changes import changed_schema
 from orchestration.sinks.file_table import batch_folder
+from orchestration.sinks.parquet_partitions import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 Mode = Literal["append", "overwrite", "merge"]
 # How many commits of the history are searched for one of an earlier attempt, most often one of the last: each is read.
 _HISTORIES = (10, 100, 1000)
-# The newest batch of "overwrite", in microseconds since 1970: a batch without rows leaves no other trace.
+# The newest batch of "overwrite", by `_rank`: a batch without rows leaves no other trace.
 _NEWEST = "forebay/newest"
+_TIME_BITS = 44  # milliseconds since 1970, until the year 2527
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -91,7 +92,9 @@ class Commit:
         before = table.version()
         whole = pa.schema([columns_of(table).field(name) for name in result.names])
         is_same = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key)
-        values = {_quoted(name): f"source.{_quoted(name)}" for name in whole.names}
+        # A row that is replaced keeps none of its values: columns that the result lacks are null.
+        values = {_quoted(name): "NULL" for name in changes.missing}
+        values |= {_quoted(name): f"source.{_quoted(name)}" for name in whole.names}
         is_older = f"target.{BATCH_TIME} IS NULL OR target.{BATCH_TIME} <= source.{BATCH_TIME}"
         with self._rows(whole) as rows:
             merged = table.merge(
@@ -206,7 +209,7 @@ class Commit:
         attempt, written = self.attempt, self.written
         transactions = [Transaction(attempt.application_id, attempt.attempt)]
         if self.newest:
-            transactions.append(Transaction(_NEWEST, (attempt.batch_time - _EPOCH) // timedelta(microseconds=1)))
+            transactions.append(Transaction(_NEWEST, _rank(attempt)))
         return CommitProperties(
             app_transactions=transactions,
             max_commit_retries=0,
@@ -254,19 +257,20 @@ def committed_in(table: Any, attempt: OutputAttempt) -> Committed | None:  # noq
 
 def is_newest(table: Any, attempt: OutputAttempt) -> bool:  # noqa: ANN401
     """Return whether no newer batch has overwritten the table."""
-    return attempt.batch_time >= _newest_batch(table)
-
-
-def _newest_batch(table: Any) -> datetime:  # noqa: ANN401
-    """Return the time of the newest batch that is recorded, or of which the table has rows."""
     import pyarrow as pa  # noqa: PLC0415
 
     recorded = table.transaction_version(_NEWEST)
-    times = [_EPOCH if recorded is None else _EPOCH + timedelta(microseconds=recorded)]
-    if recorded is None:
-        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-        times += [most for action in actions if (most := action.get(f"max.{BATCH_TIME}")) is not None]
-    return max(times)
+    if recorded is not None:
+        return _rank(attempt) >= int(recorded)
+    # Rows from before the mode.
+    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    times = [most for action in actions if (most := action.get(f"max.{BATCH_TIME}")) is not None]
+    return attempt.batch_time >= max(times, default=_EPOCH)
+
+
+def _rank(attempt: OutputAttempt) -> int:
+    """Return a number that is larger for a newer batch; those of a pipeline that was added again are newer."""
+    return (attempt.pipeline_id << _TIME_BITS) + (attempt.batch_time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _is_of(attempt: OutputAttempt) -> str:
