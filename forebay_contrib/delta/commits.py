@@ -16,13 +16,13 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from forebay_contrib.delta.partitions import values_of
 from forebay_contrib.delta.retention import DEFAULTS
 from forebay_contrib.delta.tables import columns_of
 from orchestration.declarations.sink import Committed, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.column_changes import changed_schema
 from orchestration.sinks.file_table import batch_folder
+from orchestration.sinks.parquet_partitions import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +39,7 @@ _HISTORIES = (10, 100, 1000)
 # The newest pipeline of "overwrite", by its id, and below it, as /ID, its newest batch in microseconds since 1970: a
 # batch without rows leaves no other trace.
 _NEWEST = "forebay/newest"
+_TIME_BITS = 44  # milliseconds since 1970, until the year 2527
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -9,9 +9,11 @@ import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from orchestration.sinks.parquet_partitions import NULL, day_fault, parted
+from orchestration.sinks.refused_rows import shown
+from receiver_runtime.block_store.roots import MOST_NAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,12 +43,6 @@ class DeltaPartitions:
         """Return `column=value/` as other writers name it, or a folder that says nothing."""
         named = "/".join(f"{one}{NULL}" if one.endswith("=") else one for one in part.split("/"))
         return named if _PLAIN.fullmatch(named) else f"part-{hashlib.sha256(part.encode()).hexdigest()[:16]}"
-
-
-def values_of(part: str) -> dict[str, str | None]:
-    """Return the values of a part as the log has them."""
-    pairs = [one.partition("=") for one in part.split("/") if one]
-    return {unquote(column): unquote(value) or None for column, _, value in pairs}
 
 
 def unsupported(columns: Sequence[str], schema: pa.Schema) -> list[str]:
@@ -87,4 +83,8 @@ def _named(column: str, value: pa.Scalar | None) -> tuple[str, str]:
     text = str(plain).lower() if pa.types.is_boolean(value.type) else str(plain)
     if not text:
         return "", f"column {column} is an empty text, which a partition of Delta has for null"
-    return f"{quote(column, safe='')}={quote(text, safe='')}", ""
+    name = f"{quote(column, safe='')}={quote(text, safe='')}"
+    # deltalake names a folder so when it writes files again.
+    if len(name) > MOST_NAME_BYTES:
+        return "", f"column {column} is {shown(text)}, which is too long for a folder's name"
+    return name, ""

@@ -169,8 +169,12 @@ class DeltaSink(FileTableSink):
         columns = super()._columns(schema, where)
         check_key(columns.names, self.key, where)
         for name in self.key:
-            if pa.types.is_nested(columns.field(name).type):
-                raise SinkError(f"{where}: its column {name!r} of key is nested: take columns with plain values")
+            type_ = columns.field(name).type
+            if pa.types.is_nested(type_) or pa.types.is_floating(type_):
+                raise SinkError(
+                    f"{where}: its column {name!r} of key is a {type_}, whose values are equal or not by the reader: "
+                    "cast it to a decimal or a text, or take other columns"
+                )
         for name in self.partition_by:
             if name not in columns.names:
                 raise SinkError(f"{where} has no column {name!r} of partition_by: it has {', '.join(columns.names)}")
@@ -253,8 +257,8 @@ class DeltaSink(FileTableSink):
     ) -> bool:
         from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
-        del connection
         table = self._table(attempt.name)
+        self._check_same(connection.table, table, attempt.name)
         version = None if table is None else table.version()
         newest = self.mode == "overwrite" and (table is None or is_newest(table, attempt))
         commit = Commit(store, files, attempt, written, secrets.token_hex(8), newest)
@@ -273,6 +277,19 @@ class DeltaSink(FileTableSink):
             is_unreachable = isinstance(error, OSError) and self._place.directory is None
             kind = TargetUnavailableError if is_unreachable else SinkError
             raise kind(f"{attempt.name}: the Delta table {self.target}: {self._place.said(error)}") from None
+
+    def _check_same(self, before: Any, now: Any, where: str) -> None:  # noqa: ANN401  DeltaTables
+        """Raise SinkError if the files of the tasks, and how they are parted, are not for the table as it is now."""
+        parted = self.partition_by if before is None else tuple(before.metadata().partition_columns)
+        is_same = before is None or (now is not None and now.metadata().id == before.metadata().id)
+        if now is not None:
+            self._refuse_table(not_written(now), where)
+            is_same = is_same and tuple(now.metadata().partition_columns) == parted
+        if not is_same:
+            raise SinkError(
+                f"{where}: the Delta table {self.target} is another one than when the tasks wrote its files, or is "
+                "gone: the next attempt writes them again"
+            )
 
     def _create(self, commit: Commit, schema: pa.Schema) -> None:
         import pyarrow as pa  # noqa: PLC0415

@@ -29,9 +29,9 @@ _SCHEMES = ("s3", "gs", "abfs", "abfss")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 # Beyond letters and digits, what programs read alike in a URL: S3's own list, and the @ of Azure's containers.
-_PLAIN_URL = re.compile(r"[a-z0-9]+://[A-Za-z0-9.@_-]+(?:/[A-Za-z0-9!_.*'()=+@-]+)+")
+_PLAIN_URL = re.compile(r"[a-z0-9]+://[A-Za-z0-9.@_-]+(?:/(?!\.\.?(?:/|$))[A-Za-z0-9!_.*'()=+@-]+)+")
 _SECRET = re.compile(
-    r"password|secret|token|credential|session|sas|(?:access|account|master|storage|service_account)[_-]?key",
+    r"password|secret|token|credential|session|sas|(?:access|account|master|storage|service_account|encryption)[_-]?key",
     re.IGNORECASE,
 )
 # Options that say where a secret is.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # As a key ends: others that have such a word in them are of a time, a URL or a name.
 _SECRET = re.compile(
     r"(password|secret|token|credential|refresh|access[-_]key(?:[-_]id)?|account[-_]key|api[-_]key|private[-_]key"
-    r"|connection-string|authorization|cookie)$",
+    r"|connection-string|credentials-info|authorization|cookie)$|(?:^|\.)sas-token\.",
     re.IGNORECASE,
 )
 # Characters. A shorter part of a secret may be any part of a text.
@@ -70,11 +70,13 @@ class DeclaredCatalog:
             try:
                 yield catalog
             except Exception as error:
-                if not is_away(error):
+                if is_away(error):
+                    raise TargetUnavailableError(
+                        f"{where}: the catalog {self.name!r} can't be reached: {self.said(error)}"
+                    ) from None
+                if type(error).__module__ != "pyiceberg.exceptions":
                     raise
-                raise TargetUnavailableError(
-                    f"{where}: the catalog {self.name!r} can't be reached: {self.said(error)}"
-                ) from None
+                raise SinkError(f"{where}: the catalog {self.name!r} refuses it: {self.said(error)}") from None
 
     def table(self, catalog: Catalog, table: str, where: str) -> Table | None:
         """Return the table as it is now, or None. Raises SinkError if the catalog or its metadata can't be read."""
@@ -122,7 +124,10 @@ def is_away(error: Exception) -> bool:
     """Return whether a catalog can't be reached, or its client lacks a package."""
     from pyiceberg import exceptions  # noqa: PLC0415
 
-    away = (exceptions.NotInstalledError, exceptions.ServiceUnavailableError, exceptions.TooManyRequestsError)
+    away = (
+        *(exceptions.NotInstalledError, exceptions.ServiceUnavailableError, exceptions.TooManyRequestsError),
+        *(exceptions.ServerError, exceptions.CommitStateUnknownException),
+    )
     # Of requests, SQLAlchemy, botocore and Thrift, of which a catalog of another type has installed none.
     names = {kind.__name__ for kind in type(error).__mro__}
     unreachable = {"RequestException", "OperationalError", "HTTPClientError", "TTransportException"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,37 @@ def without_retries(table: Table) -> Transaction:
     attempt's.
     """
     table.metadata.properties["commit.retry.num-retries"] = "0"
+    catalog: Any = _AskedAgain(table.catalog)
+    table.catalog = catalog
     return table.transaction()
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedAgain:
+    """Ask a catalog again whether a commit that failed is there.
+
+    Clients and proxies repeat a request whose answer was lost, and then it conflicts with itself. pyiceberg would
+    delete what the commit names.
+    """
+
+    catalog: Any
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  as the catalog has it
+        return getattr(self.catalog, name)
+
+    def commit_table(self, table: Table, requirements: Any, updates: Any) -> Any:  # noqa: ANN401  as pyiceberg has it
+        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException  # noqa: PLC0415
+        from pyiceberg.table import CommitTableResponse  # noqa: PLC0415
+        from pyiceberg.table.update import AddSnapshotUpdate  # noqa: PLC0415
+
+        try:
+            return self.catalog.commit_table(table, requirements, updates)
+        except (CommitFailedException, CommitStateUnknownException):
+            now = self.catalog.load_table(table.name())
+            for update in updates:
+                if isinstance(update, AddSnapshotUpdate) and now.snapshot_by_id(update.snapshot.snapshot_id):
+                    return CommitTableResponse(metadata=now.metadata, metadata_location=now.metadata_location)
+            raise
 
 
 def remember_newest(transaction: Transaction, attempt: OutputAttempt) -> None:

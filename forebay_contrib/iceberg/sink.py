@@ -266,6 +266,12 @@ class IcebergSink(FileTableSink):
             raise self.outdated(attempt, int(found[ATTEMPT]))
         forgotten = found is None and has_forgotten(table, attempt)
         changes = self._checked(table, schema, attempt.name)
+        place = store_of(table, place_of(table), attempt.name).place
+        if place != store.place:
+            raise SinkError(
+                f"{attempt.name}: the Iceberg table {self.table} lies at {place} now, and not at {store.place}, where "
+                "the tasks wrote: the next attempt writes it there"
+            )
         transaction = without_retries(table)
         columns = change(transaction, changes, schema)
         parting = PartitionedRows.of(table.spec(), columns, None)

@@ -403,7 +403,9 @@ def _inner(type_: pa.DataType) -> dict[str, pa.DataType]:
     types = pa.types
     if types.is_struct(type_):
         return {each.name: each.type for each in type_}
-    if any(is_list(type_) for is_list in (types.is_list, types.is_large_list, types.is_list_view)):
+    if any(
+        is_list(type_) for is_list in (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
+    ):
         return {"element": type_.value_type}
     if types.is_map(type_):
         return {"key": type_.key_type, "value": type_.item_type}

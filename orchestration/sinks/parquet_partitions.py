@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote
 
 from orchestration.sinks.refused_rows import RefusedRow, RefusedRowsError, readable_row, shown
 from receiver_runtime.block_store.roots import MOST_NAME_BYTES
@@ -110,6 +111,12 @@ def check_partitions(schema: StructType, partition_by: Sequence[str], where: str
 def partitions_of(parts: Sequence[str]) -> tuple[str, ...]:
     """Return the columns of the folders above a file, from the parts of its path below its batch."""
     return tuple(_unescape(part.partition("=")[0]) for part in parts[:-1])
+
+
+def values_of(part: str) -> dict[str, str | None]:
+    """Return the values that a part's name says: `column=value/…`, escaped as in URLs, and empty for null."""
+    pairs = [one.partition("=") for one in part.split("/") if "=" in one]
+    return {unquote(column): unquote(value) or None for column, _, value in pairs}
 
 
 def parted(

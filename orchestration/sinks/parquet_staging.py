@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.sinks.batch_column import BATCH_TIME
-from orchestration.sinks.parquet_partitions import check_number
+from orchestration.sinks.parquet_partitions import check_number, values_of
 from orchestration.sinks.refused_files import stage
 from orchestration.sinks.refused_rows import (
     KEEP_WAY_OUT,
@@ -225,7 +225,8 @@ def _one_row_per_key(
             found = pq.ParquetFile(source)
             there = found.read([name for name in key if name in found.schema_arrow.names])
         for name in [name for name in key if name not in there.column_names]:
-            there = there.append_column(name, pa.array([file.part] * file.rows, pa.string()))
+            value = values_of(file.part).get(name, "")
+            there = there.append_column(name, pa.array([value] * file.rows, pa.string()))
         rows = there.select(key).append_column("the file", pa.array([number] * file.rows, pa.int32()))
         keys.append(rows.rename_columns([*map(str, range(len(key))), "file"]))
     whole = pa.concat_tables(keys)
@@ -256,6 +257,7 @@ def _rewritten(
     for at in repeated:
         row = readable_row(table.slice(at, 1).combine_chunks().to_batches()[0])
         row.pop(BATCH_TIME, None)
+        row |= values_of(file.part)
         said = ", ".join(f"{name}={shown(row[name])}" for name in key if name in row)
         refused.add(RefusedRow(row_as_json(row), f"the key ({said}): {_REPEATED}"))
     rows = table.take(pa.array(np.setdiff1d(np.arange(table.num_rows), repeated)))

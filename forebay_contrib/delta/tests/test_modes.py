@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +23,8 @@ from tests.integration.orchestration.frame_without_spark import FrameWithoutSpar
 from tests.integration.orchestration.target_database import TIME, attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
 
     from orchestration.sinks.column_changes import ColumnPolicy
@@ -75,6 +78,95 @@ def test_overwrite_of_a_table_that_was_appended_to_goes_by_its_rows(tmp_path: Pa
     assert rows(sink) == [("a", 1)]
     sink.write(words(("b", 2)), attempt(time=LAST))
     assert rows(sink) == [("b", 2)]
+
+
+def test_batches_of_a_pipeline_that_was_added_again_are_newer(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="overwrite")
+    sink.write(words(("a", 1)), attempt(time=LATER))
+    sink.write(words(("new", 1)), attempt(pipeline_id=8))
+    assert rows(sink) == [("new", 1)]
+    sink.write(words(("old", 1)), attempt(time=LAST))
+    assert rows(sink) == [("new", 1)]
+
+
+def test_a_merged_row_keeps_nothing_of_the_row_before(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key="word")
+    sink.write(frame([("a", 1, "old"), ("b", 1, "old")], WORD, N, EXTRA), attempt())
+    sink.write(frame([("a", 2)], WORD, N), attempt(time=LATER))
+    assert rows(sink, "word", "n", "extra") == [("a", 2, None), ("b", 1, "old")]
+
+
+def test_a_key_is_one_across_the_partitions_of_other_columns(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key="n", partition_by=["word", "n"], on_bad_rows="dead_letter")
+    written = sink.write(frame([("a", 1, "x"), ("b/%", 1, "y"), ("a", 2, "z")], WORD, N, EXTRA), attempt())
+    sink.publish(written.location, batch_time=TIME)
+    assert rows(sink) == [("a", 2)]
+    [shown] = (tmp_path / "t").glob("_refused_rows/*.jsonl")
+    refused = [json.loads(line)["refused_row"] for line in shown.read_text().splitlines()]
+    assert sorted((row["word"], row["n"], row["extra"]) for row in refused) == [("a", "1", "x"), ("b/%", "1", "y")]
+
+
+def test_a_float_is_no_key(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key="x")
+    with pytest.raises(SinkError, match="column 'x' of key is a double"):
+        sink.check_columns(frame([], ("x", types.DoubleType())).schema, "counts")
+
+
+def test_a_text_that_makes_no_name_of_a_folder_is_refused(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", partition_by="word")
+    with pytest.raises(RefusedRowsError, match="too long for a folder's name"):
+        sink.write(words(("é" * 50, 1)), attempt())
+    sink.write(words(("é" * 40, 1)), attempt())
+    sink.write(words(("b", 1)), attempt(time=LATER))
+    DeltaTable(sink.target).optimize.z_order(["n"])
+    sink.write(words(("é" * 40, 2)), attempt(2))
+    assert rows(sink) == [("b", 1), ("é" * 40, 2)]
+
+
+def _drop(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def _replace(path: Path) -> None:
+    columns = DeltaTable(path).schema()
+    shutil.rmtree(path)
+    DeltaTable.create(path, columns)
+
+
+def _part(path: Path) -> None:
+    columns = Schema(
+        [
+            Field(name, PrimitiveType(of))
+            for name, of in [("word", "string"), ("n", "long"), ("_batch_time", "timestamp")]
+        ]
+    )
+    DeltaTable.create(path, columns, partition_by=["word"])
+
+
+def _constrain(path: Path) -> None:
+    DeltaTable(path).alter.add_constraint({"positive": "n > 0"})
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (_drop, "another one than when the tasks wrote its files"),
+        (_replace, "another one than when the tasks wrote its files"),
+        (_part, "another one than when the tasks wrote its files"),
+        (_constrain, r"delta\.constraints\.positive"),
+    ],
+)
+def test_a_table_that_became_another_since_its_files_were_written_gets_none_of_them(
+    tmp_path: Path, then: Callable[[Path], None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = DeltaSink(tmp_path / "t")
+    if then is not _part:
+        sink.write(words(("a", 1)), attempt())
+    monkeypatch.setattr(sink, "reached", at(Step.STAGED, lambda: then(tmp_path / "t")))
+    with pytest.raises(SinkError, match=said):
+        sink.write(words(("b", -1)), attempt(time=LATER))
+    if then is not _drop:
+        assert ("b", -1) not in rows(sink)
 
 
 def test_merge_keeps_the_newest_batchs_row_of_each_key(tmp_path: Path) -> None:
@@ -259,7 +351,7 @@ VALUES = [
     ("01", -7, date(9999, 12, 31), False),
     (None, None, None, None),
     ("__HIVE_DEFAULT_PARTITION__", 0, date(2026, 1, 2), True),
-    ("x" * 300, 1, date(2026, 1, 2), True),
+    ("x" * 240, 1, date(2026, 1, 2), True),
 ]
 
 

@@ -34,7 +34,10 @@ def test_a_url_is_a_place(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["s3://bucket", "s3://bucket/t?region=x", "s3://key:secret@bucket/t", "s3://bucket/a b", "s3://b/%41", "s3://b/#"],
+    [
+        *("s3://bucket", "s3://bucket/t?region=x", "s3://key:secret@bucket/t", "s3://bucket/a b", "s3://b/%41"),
+        *("s3://b/#", "s3://b/t/../u", "s3://b/./t", "s3://b/t/.."),
+    ],
 )
 def test_another_url_is_refused_without_its_secrets(path: str) -> None:
     with pytest.raises(DeclarationError, match="and all else in storage_options") as refused:
@@ -50,6 +53,7 @@ def test_another_url_is_refused_without_its_secrets(path: str) -> None:
         ("azure_storage_account_key", "abc", "holds a secret"),
         ("azure_storage_sas_token", "abc", "holds a secret"),
         ("google_service_account_key", "{}", "holds a secret"),
+        ("aws_sse_customer_encryption_key_base64", "abc", "holds a secret"),
         ("aws_endpoint_url", "http://me:pass@host", "holds a secret"),
         ("AWS_S3_ALLOW_UNSAFE_RENAME", "true", "lets writers replace each other's commits"),
         ("allow_unsafe_rename", "1", "lets writers replace each other's commits"),

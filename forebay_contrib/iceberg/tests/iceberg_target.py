@@ -43,9 +43,12 @@ class IcebergTarget(FileTableTarget):
 
     @property
     def table(self) -> Table:
-        with self.sink()._connect("the test") as catalog:
-            table: Table = catalog.load_table(self.location)
-            return table
+        sink = self.sink()
+        with sink._connect("the test") as catalog:
+            table: Table | None = sink._catalog.table(catalog, self.location, "the test")
+        if table is None:
+            raise NoSuchTableError(self.location)
+        return table
 
     def sink(self) -> IcebergSink:
         return IcebergSink(self.location, catalog=self.catalog, **self.options)

@@ -16,6 +16,7 @@ import pytest
 import requests
 from moto import mock_aws
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitStateUnknownException, ForbiddenError
 
 from forebay import DeclarationError, EnvVar, IcebergSink
 from forebay_contrib.iceberg.files import IcebergFiles, place_of, store_of
@@ -40,6 +41,8 @@ _LOGIN = "client-7:hunter2-of/the+catalog"
         {"s3.session-token": "hunter2"},
         {"adls.account-key": "hunter2"},
         {"adls.connection-string": "AccountKey=hunter2"},
+        {"adls.sas-token.account.dfs.core.windows.net": "hunter2"},
+        {"gcp.bigquery.credentials-info": "hunter2"},
         {"gcs.oauth2.token": "hunter2"},
         {"token": "hunter2"},
         {"credential": "me:hunter2"},
@@ -214,6 +217,10 @@ def test_a_catalog_that_goes_away_blocks_the_batch_and_shows_no_secret(
         TargetUnavailableError, match=r"the catalog 'forebay' can't be reached: cut \(env:CATALOG_LOGIN"
     ):
         use(requests.ConnectionError(f"cut {_LOGIN}"))
+    with pytest.raises(TargetUnavailableError, match="can't be reached: 502"):
+        use(CommitStateUnknownException("502"))
+    with pytest.raises(SinkError, match=r"the catalog 'forebay' refuses it: no \(env:CATALOG_LOGIN"):
+        use(ForbiddenError(f"no {_LOGIN}"))
     with pytest.raises(ZeroDivisionError):
         use(ZeroDivisionError())
 

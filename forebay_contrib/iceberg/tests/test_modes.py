@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
@@ -230,6 +231,46 @@ def test_a_commit_whose_answer_was_lost_is_found(
     assert (found.attempt, found.written.rows) == (1, 1)
     place.sink(**options).write(words(("a", 1)), attempt(2, time=LATER))
     assert place.rows() == after
+
+
+@pytest.mark.parametrize("options", [{}, MERGE, OVERWRITE], ids=["append", "merge", "overwrite"])
+@pytest.mark.parametrize("kind", [CommitFailedException, CommitStateUnknownException])
+def test_a_commit_that_conflicts_with_itself_is_found(
+    place: Place, options: dict[str, Any], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a client that repeats a request whose answer was lost, as Glue's does."""
+    place.sink(**options).write(words(("old", 0), ("a", 0)), attempt(time=FIRST))
+    real = SqlCatalog.commit_table
+
+    def commit_table(*arguments: Any) -> None:  # noqa: ANN401  as it was called
+        real(*arguments)
+        raise kind
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    assert place.sink(**options).write(words(("a", 1)), attempt(time=LATER)).rows == 1
+    expected = {"append": [("a", 0), ("a", 1), ("old", 0)], "merge": [("a", 1), ("old", 0)], "overwrite": [("a", 1)]}
+    assert place.rows() == expected[options.get("mode", "append")]
+
+
+def test_a_table_that_was_dropped_or_moved_since_its_files_were_written_gets_none_of_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.sink().write(words(("a", 1)), attempt(time=FIRST))
+
+    def move(location: str | None) -> None:
+        with load_catalog("forebay", **place.catalog) as catalog:
+            schema = catalog.load_table("s.t").schema()
+            catalog.drop_table("s.t")
+            if location is not None:
+                catalog.create_table("s.t", schema, location=location)
+
+    moved: str | None
+    for moved, said in [(f"{place.catalog['warehouse']}/other", "lies at /.*/w/other/data now"), (None, "refuses it")]:
+        sink = place.sink()
+        monkeypatch.setattr(sink, "reached", at(Step.STAGED, partial(move, moved)))
+        with pytest.raises(SinkError, match=said):
+            sink.write(words(("b", 1)), attempt(time=LATER))
+        assert place.rows() == []
 
 
 class _Model:

@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 
 
 class TestIcebergUpkeep(UpkeepSuite):
-    @pytest.fixture(autouse=True)
-    def _catalog(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._environment = monkeypatch
-
     def new_target(self, folder: Path) -> IcebergTarget:
-        self._environment.setenv("CATALOG_URI", f"sqlite:///{folder}/catalog.db")
-        return IcebergTarget(folder)
+        folder.mkdir(exist_ok=True)
+        return IcebergTarget(
+            folder, {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+        )
 
     def data_files(self, target: Any) -> int:  # noqa: ANN401
         return len(list(target.table.scan().plan_files()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -22,6 +24,9 @@ from orchestration.sinks.column_changes import (
     policy_for,
     written_schema,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DIALECT = ArrowDialect("s.t", "cat.s.t", frozenset(Widening))
 TIME = pa.field("_batch_time", pa.timestamp("us", "UTC"))
@@ -53,6 +58,20 @@ def test_a_new_column_is_added_behind_the_others_and_takes_null() -> None:
     assert found == ColumnChanges(added=("more",))
     assert found.shown() == "adds more"
     assert changed_schema(more, TABLE, found) == pa.schema([*TABLE, ("more", pa.string())])
+
+
+@pytest.mark.parametrize("name", ["large_a", "a_view", "a not null", "a: int64, list<b"])
+def test_fields_of_a_struct_are_compared_by_their_whole_names(name: str) -> None:
+    table = pa.schema([("s", pa.struct({name: pa.int64(), "z": pa.int64()})), TIME])
+    said = refusal(pa.schema([("s", pa.struct({"a": pa.int64(), "z": pa.int64()})), TIME]), table)
+    assert f"the result has no s.{name} (int64)" in said
+
+
+@pytest.mark.parametrize("other", [pa.large_list, pa.list_view, pa.large_list_view])
+def test_a_list_of_another_layout_is_the_same(other: Callable[[pa.Field], pa.DataType]) -> None:
+    there = pa.list_(pa.field("element", pa.large_string(), nullable=False))
+    table, result = (pa.schema([("l", one), TIME]) for one in (there, other(pa.field("l", pa.string_view()))))
+    assert changes(result, table) == ColumnChanges()
 
 
 def test_a_column_that_must_not_be_added_is_named_with_its_statement() -> None:
