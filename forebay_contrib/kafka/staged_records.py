@@ -1,0 +1,69 @@
+"""Keep the records of a result on the disks of Spark's workers until they are sent, and bring them to this process.
+
+The workers compute a result once, side by side. One process sends it, because a transaction has one producer. It holds
+the blocks of one partition of the result at a time, or all of a small result.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay_contrib.kafka.records import ANSWER, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from forebay_contrib.kafka.records import RecordColumns
+
+# Names that Spark takes for an expression.
+_OF_EXPRESSIONS: Final = frozenset(".`")
+# A result of at most as many blocks is fetched at once.
+_MOST_AT_ONCE: Final = 8
+
+
+class StagedRecords:
+    """Hold the records of a result: how many there are, and to which topics their rows say they go."""
+
+    def __init__(self, blocks: DataFrame) -> None:
+        self._blocks = blocks
+        # It computes the result, and keeps the blocks: what is asked for here is little.
+        answers = blocks.select("records", "topics").collect()
+        self.count = sum(answer["records"] for answer in answers)
+        self.topics = sorted({topic for answer in answers for topic in answer["topics"]})
+        self._number = len(answers)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records."""
+        blocks = self._blocks.select("block")
+        few = self._number <= _MOST_AT_ONCE
+        for row in blocks.collect() if few else blocks.toLocalIterator(prefetchPartitions=True):
+            yield unpacked(row["block"])
+
+
+@contextmanager
+def staged_records(result: DataFrame, columns: RecordColumns) -> Iterator[StagedRecords]:
+    """Stage a result's records while the context lasts."""
+    from pyspark import StorageLevel  # noqa: PLC0415  declaring a sink needs no Spark
+
+    blocks = _blocks(result, columns).persist(StorageLevel.DISK_ONLY)
+    try:
+        yield StagedRecords(blocks)
+    finally:
+        blocks.unpersist()
+
+
+def _blocks(result: DataFrame, columns: RecordColumns) -> DataFrame:
+    names = list(result.columns)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from columns.blocks(batch.rename_columns(names) for batch in batches)
+
+    given: Any = result
+    if any(_OF_EXPRESSIONS & set(name) for name in names):
+        given = result.toDF(*(f"c{number}" for number in range(len(names))))
+    made: DataFrame = given.mapInArrow(task, ANSWER)
+    return made

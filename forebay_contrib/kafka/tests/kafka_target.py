@@ -1,0 +1,106 @@
+"""Provide topics of Kafka to test their sink on, and what readers of committed records see."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections import Counter
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from forebay import KafkaSink
+from forebay.testing.sinks import SinkTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka import Message
+
+
+class KafkaTarget(SinkTarget):
+    """A topic of one's own, and one for its tokens, which keeps those of any time. `options`: those of the sink."""
+
+    def __init__(self, address: str, *, partitions: int = 3, **options: Any) -> None:  # noqa: ANN401
+        self.address, self.options = address, options
+        self.topic = f"t-{uuid.uuid4().hex[:10]}"
+        self.commits = f"{self.topic}-commits"
+        self.admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+        self.make(self.topic, partitions)
+        self.make(self.commits, 1, **{"cleanup.policy": "compact"})
+
+    def make(self, topic: str, partitions: int = 1, **settings: str) -> None:
+        [made] = self.admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]).values()
+        made.result(30)
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic])[topic].result(30)
+
+    def sink(self, **options: Any) -> KafkaSink:  # noqa: ANN401
+        given = {"topic": self.topic, "commits_topic": self.commits, **self.options, **options}
+        return KafkaSink(bootstrap_servers=self.address, **given)
+
+    def messages(self, topic: str | None = None) -> list[Message]:
+        """Return the committed records, as readers get them now."""
+        return list(self._messages(topic or self.topic))
+
+    def values(self, topic: str | None = None) -> list[Any]:
+        return [json.loads(message.value() or b"null") for message in self.messages(topic)]
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the rows as a reader has them that follows the tokens: of each batch the newest attempt's."""
+        newest: dict[bytes, int] = {}
+        for token in self._messages(self.commits):
+            newest[(token.key() or b"").split(b" ", 1)[1]] = json.loads(token.value() or b"")["attempt"]
+        rows = []
+        for message in self._messages(self.topic):
+            headers = dict(message.headers() or [])
+            if newest[headers["forebay_batch"]] == int(headers["forebay_attempt"]):
+                rows.append(json.loads(message.value() or b""))
+        return rows
+
+    def stored(self, value: Any, kind: str) -> Any:  # noqa: ANN401  any value of a column
+        """Return a value as JSON has it."""
+        del kind
+        return _jsonable(value)
+
+    def _messages(self, topic: str) -> Iterator[Message]:
+        settings = {"group.id": "readers", "isolation.level": "read_committed", "enable.auto.commit": False}
+        with contextlib.closing(
+            Consumer({"bootstrap.servers": self.address, "enable.partition.eof": True, "log_level": 0, **settings})
+        ) as consumer:
+            known = consumer.list_topics(topic, timeout=10).topics[topic]
+            ends = {one: consumer.get_watermark_offsets(TopicPartition(topic, one), 10) for one in known.partitions}
+            left = {one for one, (low, high) in ends.items() if high > low}
+            consumer.assign([TopicPartition(topic, one, ends[one][0]) for one in left])
+            while left:
+                for message in consumer.consume(10_000, 10):
+                    error = message.error()
+                    if error is None:
+                        yield message
+                    else:
+                        assert error.code() == KafkaError._PARTITION_EOF, error
+                        left.discard(message.partition())
+
+
+def counted(target: KafkaTarget) -> Counter[tuple[Any, Any]]:
+    """Return how often a reader of committed records gets each word and number."""
+    return Counter((row["word"], row["n"]) for row in target.values())
+
+
+def _jsonable(one: Any) -> Any:  # noqa: ANN401
+    match one:
+        case list():
+            pairs = one and all(isinstance(pair, tuple) for pair in one)
+            return {str(key): _jsonable(item) for key, item in one} if pairs else [_jsonable(item) for item in one]
+        case dict():
+            return {name: _jsonable(item) for name, item in one.items()}
+        case bytes():
+            return one.hex()
+        case date() | Decimal():
+            return f"{one:f}" if isinstance(one, Decimal) else str(one)
+    return one
