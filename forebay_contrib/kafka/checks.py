@@ -1,4 +1,4 @@
-"""Check a cluster's topics, and the user's rights on them, before a row is sent. Makes the tokens' topic, nothing else."""
+"""Check topics, and the user's rights on them, before a row is sent. Makes the tokens' topic, and nothing else."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def prepare(cluster: Cluster, tokens: Tokens, topic: str | None, *, is_first: bo
         if not is_first and not never_written:
             raise TargetUnavailableError(
                 f"{cluster.where}: there is no topic {tokens.topic}, whose tokens say whether an earlier attempt has "
-                "published this batch. If it was deleted, look into the topic of the rows. To have the batch published, "
-                f"make it: {tokens.command}"
+                "published this batch. If it was deleted, look into the topic of the rows. To have the batch "
+                f"published, make it: {tokens.command}"
             )
         tokens.make()
     settings = tokens.settings_of(*([] if topic is None else [topic]))
@@ -54,15 +54,15 @@ def check_topics(cluster: Cluster, tokens: Tokens, topics: Sequence[str]) -> Non
     """Raise TargetUnavailableError if topics that rows name do not exist: the brokers may make them by mistake."""
     if len(topics) > _MOST_TOPICS:
         raise SinkError(
-            f"{cluster.where}: its rows go to {len(topics)} topics, and a batch may have {_MOST_TOPICS}: is it the right "
-            "column?"
+            f"{cluster.where}: its rows go to {len(topics)} topics, and a batch may have {_MOST_TOPICS}: is it the "
+            "right column?"
         )
     missing = [name for name in topics if cluster.topic(tokens.consumer, name, _right(name)) is None]
     if missing:
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         raise TargetUnavailableError(
-            f"{cluster.where}: there is no topic {', '.join(missing[:_MOST_NAMED])}{more}: kafka-topics --create --topic "
-            f"{missing[0]}, or correct the column"
+            f"{cluster.where}: there is no topic {', '.join(missing[:_MOST_NAMED])}{more}: "
+            f"kafka-topics --create --topic {missing[0]}, or correct the column"
         )
 
 

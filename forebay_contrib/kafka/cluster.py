@@ -1,4 +1,4 @@
-"""Open librdkafka's clients on a Kafka cluster, and say what their errors mean for a batch. Knows no row and no token."""
+"""Open librdkafka's clients on a cluster, and say what their errors mean for a batch. Knows no row and no token."""
 
 from __future__ import annotations
 
@@ -105,6 +105,8 @@ class Cluster:
             "group.id": "forebay",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            # A broker that has no more records says so at once.
+            "fetch.wait.max.ms": 10,
             "isolation.level": "read_committed" if committed else "read_uncommitted",
             "auto.offset.reset": "earliest",
             "allow.auto.create.topics": False,

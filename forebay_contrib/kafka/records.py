@@ -39,7 +39,8 @@ OVERHEAD: Final = 512
 _BLOCK_BYTES: Final = 4 << 20
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _WAY_OUT = (
-    f"{TEXT_WAY_OUT}; options={{'message.max.bytes': …}} and the topic's max.message.bytes say how large a record may be"
+    f"{TEXT_WAY_OUT}; options={{'message.max.bytes': …}} and the topic's max.message.bytes say how large a record "
+    "may be"
 )
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -103,7 +104,8 @@ class RecordColumns:
                 if name is None or not _TOPIC.fullmatch(name):
                     _refuse(batch, at, f"column {self.topic} is {shown(name)}, which is no topic's name", refused)
         for at, size in _larger(self.most_bytes - OVERHEAD, (key, value), headers):
-            why = f"its record has {size} bytes, and may have {self.most_bytes - OVERHEAD} (message.max.bytes, less {OVERHEAD})"
+            most = f"{self.most_bytes - OVERHEAD} (message.max.bytes, less {OVERHEAD})"
+            why = f"its record has {size} bytes, and may have {most}"
             _refuse(batch, at, why, refused)
         return _table(topic, key, value, headers)
 
@@ -168,7 +170,10 @@ def _headers(column: pa.Array) -> pa.Array:
     """Return maps as lists of their entries."""
     import pyarrow as pa  # noqa: PLC0415
 
-    lists = [None if entries is None else [{"key": key, "value": _bytes(value)} for key, value in entries] for entries in column.to_pylist()]
+    lists = [
+        None if entries is None else [{"key": key, "value": _bytes(value)} for key, value in entries]
+        for entries in column.to_pylist()
+    ]
     return pa.array(lists, _HEADERS())
 
 
@@ -242,6 +247,10 @@ def _jsonable(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401  any value
         return {entry.name: _jsonable(value[entry.name], entry.type) for entry in type_}
     if types.is_list(type_) or types.is_large_list(type_):
         return [_jsonable(item, type_.value_type) for item in value]
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:  # noqa: ANN401
     match value:
         case bytes():
             return value.hex()

@@ -11,7 +11,6 @@ A committed record can't be taken back, so a replay is refused, or publishes the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
@@ -37,6 +36,8 @@ from receiver_runtime.receivers.kafka.declaration import Kafka, Option
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
@@ -70,7 +71,7 @@ _NO_GROUP: Final = "none"
 
 @dataclass(eq=False, kw_only=True)
 class KafkaSink(Sink):
-    """Publishes each row as a record of Apache Kafka. Exactly once, for readers with ``isolation.level=read_committed``.
+    """Publish each row as a record of Apache Kafka. Exactly once, for readers of committed records.
 
     Args:
         bootstrap_servers: ``"host:port"``, or several with commas between them.
@@ -195,8 +196,8 @@ class KafkaSink(Sink):
         if self.value != AS_JSON:
             if rest := [name for name in names if name not in used]:
                 raise SinkError(
-                    f"{where}: its columns {rest} would not be sent, because value={self.value!r}: leave them out of the "
-                    f"result, or say value={AS_JSON!r}"
+                    f"{where}: its columns {rest} would not be sent, because value={self.value!r}: leave them out of "
+                    f"the result, or say value={AS_JSON!r}"
                 )
             return
         check_types(schema, where)
@@ -204,14 +205,13 @@ class KafkaSink(Sink):
 
     def check_target(self, schema: StructType | None = None) -> TargetCheck:
         """Ask the brokers for the topics, their settings, and the user's rights."""
-        from forebay_contrib.kafka.checks import check_target  # noqa: PLC0415  as above
-
-        where = f"KafkaSink {self.target}"
         try:
             if schema is not None:
                 self.check_columns(schema, "the result")
             self.load()
-            return check_target(self._cluster(where), self.topic, self.commits_topic)
+            from forebay_contrib.kafka.checks import check_target  # noqa: PLC0415  as above
+
+            return check_target(self._cluster(f"KafkaSink {self.target}"), self.topic, self.commits_topic)
         except TargetUnavailableError as error:
             way_out = "Start the brokers, correct bootstrap_servers and options, or give the right."
             return TargetCheck("failed", str(error), way_out)
@@ -220,15 +220,14 @@ class KafkaSink(Sink):
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
         """Return the batch's newest token, if the driver log knows its run."""
+        self.load()
         from forebay_contrib.kafka.tokens import Tokens, UndecidedTokenError  # noqa: PLC0415  as above
 
-        self.load()
         found: Token | None = None
-        with Tokens(self._cluster(attempt.name), self.commits_topic) as tokens:
-            # While a transaction is open, nothing is committed: `write` ends it, and looks again.
-            with suppress(UndecidedTokenError):
-                if tokens.exist():
-                    found = tokens.find(self._key(attempt), attempt.batch_id, wait_seconds=_ASKING_SECONDS)
+        # While a transaction is open, nothing is committed: `write` ends it, and looks again.
+        with Tokens(self._cluster(attempt.name), self.commits_topic) as tokens, suppress(UndecidedTokenError):
+            if tokens.exist():
+                found = tokens.find(self._key(attempt), attempt.batch_id, wait_seconds=_ASKING_SECONDS)
         if found is None:
             self._note_asked(attempt)
         elif attempt.knows(found.attempt, found.run):
@@ -237,11 +236,11 @@ class KafkaSink(Sink):
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks encode the rows, and send them and the token in one transaction."""
+        self.load()
         from forebay_contrib.kafka.checks import check_topics, prepare  # noqa: PLC0415  as above
         from forebay_contrib.kafka.staged_records import staged_records  # noqa: PLC0415
         from forebay_contrib.kafka.tokens import Tokens, UndecidedTokenError  # noqa: PLC0415
 
-        self.load()
         self.check_columns(result.schema, attempt.name)
         was_free = _id_of(attempt) in self._asked
         self._asked.discard(_id_of(attempt))
@@ -273,7 +272,7 @@ class KafkaSink(Sink):
         most_bytes: int,
     ) -> Written:
         """Commit records and token, unless another attempt has committed."""
-        from forebay_contrib.kafka.tokens import Token  # noqa: PLC0415  as above
+        from forebay_contrib.kafka.tokens import Token, UndecidedTokenError  # noqa: PLC0415  as above
         from forebay_contrib.kafka.transaction import FencedError, Transaction  # noqa: PLC0415
 
         of_output = f"{attempt.pipeline}/{attempt.pipeline_id}/{attempt.output}"
@@ -288,7 +287,7 @@ class KafkaSink(Sink):
             return found
         transaction.begin()
         try:
-            headers = self._headers(attempt)
+            headers = [] if self.on_replay == "refuse" else _headers(attempt)
             for records in staged:
                 transaction.send(records, self.topic, headers)
             # The token is last, so that look-ups meet an open transaction for a moment only.
@@ -299,7 +298,10 @@ class KafkaSink(Sink):
             self.reached(Step.IN_TRANSACTION)
             transaction.commit()
         except FencedError:
-            self._earlier(tokens, attempt, was_free=False, wait_seconds=_DECIDING_SECONDS)
+            with suppress(UndecidedTokenError):
+                _refuse_outdated(
+                    attempt, tokens.find(self._key(attempt), attempt.batch_id, wait_seconds=_ASKING_SECONDS)
+                )
             raise
         except Exception:
             transaction.abort()
@@ -316,15 +318,12 @@ class KafkaSink(Sink):
         from forebay_contrib.kafka.tokens import TOKENS_KEPT  # noqa: PLC0415  as above
 
         found = tokens.find(self._key(attempt), attempt.batch_id, wait_seconds=wait_seconds)
-        batch = f"{attempt.name}: the batch of {attempt.batch_time.isoformat()}"
+        batch = _batch(attempt)
         if found is None:
             if attempt.began_at is not None and attempt.began_at - attempt.batch_time > TOKENS_KEPT:
                 self._refuse_again(f"{batch} is so old that its token in {tokens.topic} may be gone")
             return None
-        if found.attempt >= attempt.attempt:
-            raise AttemptOutdatedError(
-                f"{batch} was published by attempt {found.attempt}: attempt {attempt.attempt} published nothing"
-            )
+        _refuse_outdated(attempt, found)
         if not attempt.knows(found.attempt, found.run):
             self._refuse_again(f"{batch} was published by run {found.run}, which this driver log does not know")
         elif was_free:
@@ -340,12 +339,6 @@ class KafkaSink(Sink):
                 "them get its rows once more, say on_replay='publish'; else replay the other outputs alone, or discard "
                 "the batch"
             )
-
-    def _headers(self, attempt: OutputAttempt) -> list[tuple[str, bytes | None]]:
-        """Return the headers by which readers tell what was published again."""
-        if self.on_replay == "refuse":
-            return []
-        return [("forebay_batch", attempt.application_id.encode()), ("forebay_attempt", str(attempt.attempt).encode())]
 
     def _key(self, attempt: OutputAttempt) -> bytes:
         return f"{self.topic or '*'} {attempt.application_id}".encode()
@@ -369,3 +362,19 @@ class KafkaSink(Sink):
 
 def _id_of(attempt: OutputAttempt) -> tuple[str, int, str]:
     return attempt.application_id, attempt.attempt, attempt.run_id
+
+
+def _batch(attempt: OutputAttempt) -> str:
+    return f"{attempt.name}: the batch of {attempt.batch_time.isoformat()}"
+
+
+def _refuse_outdated(attempt: OutputAttempt, found: Token | None) -> None:
+    if found is not None and found.attempt >= attempt.attempt:
+        raise AttemptOutdatedError(
+            f"{_batch(attempt)} was published by attempt {found.attempt}: attempt {attempt.attempt} published nothing"
+        )
+
+
+def _headers(attempt: OutputAttempt) -> list[tuple[str, bytes | None]]:
+    """Return the headers by which readers tell what was published again."""
+    return [("forebay_batch", attempt.application_id.encode()), ("forebay_attempt", str(attempt.attempt).encode())]

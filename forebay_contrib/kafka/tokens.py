@@ -56,7 +56,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 _MARGIN_MS: Final = 1000
 _PARTITION: Final = 0
 _RECORDS: Final = 10_000
-_POLL_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.02
 _OF_TOKENS = ("Describe", "Read", "Write")
 
 
@@ -154,7 +154,9 @@ class Tokens:
     def is_empty(self, topic: str, partitions: Iterable[int]) -> bool:
         """Return whether no record was ever written to a topic."""
         with self._cluster.failures(f"the ends of the topic {topic}", topic_right(topic, "Describe", "Read")):
-            ends = [self.consumer.get_watermark_offsets(TopicPartition(topic, one), ANSWER_SECONDS) for one in partitions]
+            ends = [
+                self.consumer.get_watermark_offsets(TopicPartition(topic, one), ANSWER_SECONDS) for one in partitions
+            ]
         return all(end is not None and end[1] == 0 for end in ends)
 
     def find(self, key: bytes, batch_id: int, *, wait_seconds: float) -> Token | None:
@@ -169,7 +171,11 @@ class Tokens:
                 raise KafkaException(begin.error)
             if begin.offset == OFFSET_END:
                 return None
-            ours = [one.offset() for one in self._read(self.consumer, begin.offset, self._end(self.consumer)) if one.key() == key]
+            ours = [
+                one.offset()
+                for one in self._read(self.consumer, begin.offset, self._end(self.consumer))
+                if one.key() == key
+            ]
             if not ours:
                 return None
             with contextlib.closing(self._cluster.consumer(committed=True)) as committed:

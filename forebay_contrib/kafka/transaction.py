@@ -67,7 +67,7 @@ class Transaction:
             self._producer.begin_transaction()
 
     def send(self, records: pa.RecordBatch, topic: str | None, headers: Sequence[Header] = ()) -> None:
-        """Send the columns `topic` (null: `topic`), `key`, `value`, `headers`; waits while the client's queue is full."""
+        """Send the columns `topic` (null: `topic`), `key`, `value`, `headers`; wait while the queue is full."""
         columns = [records[name].to_pylist() for name in ("topic", "key", "value", "headers")]
         produce = self._producer.produce
         for number, (to, key, value, own) in enumerate(zip(*columns, strict=True)):
@@ -122,11 +122,13 @@ class Transaction:
         if error.args[0].code() in FENCED or first.code() in FENCED:
             return FencedError(
                 f"{self._cluster.where}: the transaction {self._id!r} was ended by another process that works on the "
-                f"same batch, or because it took more than {self._seconds:g} s (options={{'transaction.timeout.ms': …}}, "
-                "up to the brokers' transaction.max.timeout.ms): nothing of it is committed"
+                f"same batch, or because it took more than {self._seconds:g} s: nothing of it is committed. "
+                "options={'transaction.timeout.ms': …} may be as much as the brokers' transaction.max.timeout.ms"
             )
         what = KafkaException(first)
-        return self._cluster.sink_error(what, "the records are not taken", topic_right(self._failed, "Describe", "Write"))
+        return self._cluster.sink_error(
+            what, "the records are not taken", topic_right(self._failed, "Describe", "Write")
+        )
 
     def _retry(self, call: Any, seconds: float) -> None:  # noqa: ANN401
         """Call again while the client says that it may work."""

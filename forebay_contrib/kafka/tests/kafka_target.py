@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import uuid
 from collections import Counter
 from datetime import date
@@ -11,7 +12,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from forebay import KafkaSink
 from forebay.testing.sinks import SinkTarget
@@ -39,6 +40,17 @@ class KafkaTarget(SinkTarget):
 
     def delete(self, topic: str) -> None:
         self.admin.delete_topics([topic])[topic].result(30)
+
+    def settings(self, topic: str) -> dict[str, str]:
+        [found] = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+        return {name: str(entry.value) for name, entry in found.result(30).items()}
+
+    def ends(self, *, committed: bool) -> list[tuple[int, int]]:
+        """Return the first offset of each partition, and the one after what readers get."""
+        with contextlib.closing(self._reader(committed=committed)) as consumer:
+            known = consumer.list_topics(self.topic, timeout=10).topics[self.topic]
+            found = [consumer.get_watermark_offsets(TopicPartition(self.topic, one), 10) for one in known.partitions]
+        return [one for one in found if one is not None]
 
     def sink(self, **options: Any) -> KafkaSink:  # noqa: ANN401
         given = {"topic": self.topic, "commits_topic": self.commits, **self.options, **options}
@@ -68,17 +80,29 @@ class KafkaTarget(SinkTarget):
         del kind
         return _jsonable(value)
 
+    def _reader(self, *, committed: bool) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "readers",
+                "isolation.level": "read_committed" if committed else "read_uncommitted",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
+                "log_level": 0,
+            }
+        )
+
     def _messages(self, topic: str) -> Iterator[Message]:
-        settings = {"group.id": "readers", "isolation.level": "read_committed", "enable.auto.commit": False}
-        with contextlib.closing(
-            Consumer({"bootstrap.servers": self.address, "enable.partition.eof": True, "log_level": 0, **settings})
-        ) as consumer:
+        with contextlib.closing(self._reader(committed=True)) as consumer:
             known = consumer.list_topics(topic, timeout=10).topics[topic]
             ends = {one: consumer.get_watermark_offsets(TopicPartition(topic, one), 10) for one in known.partitions}
             left = {one for one, (low, high) in ends.items() if high > low}
             consumer.assign([TopicPartition(topic, one, ends[one][0]) for one in left])
+            give_up_at = time.monotonic() + 60
             while left:
-                for message in consumer.consume(10_000, 10):
+                assert time.monotonic() < give_up_at, f"the end of {left} does not come"
+                for message in consumer.consume(10_000, 0.02):
                     error = message.error()
                     if error is None:
                         yield message
