@@ -117,8 +117,8 @@ docs: $(STAMP) ## the documentation as a site, in build/site; a warning, such as
 s3: $(STAMP) ## the block store on a real S3 server, built once by Go into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)
 
-kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
-	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
+kafka: $(STAMP) ## the Kafka source and sink on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
+	$(BIN)/python -m pytest -m kafka forebay_contrib tests/conformance $(ARGS)
 
 brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog; and pgbouncer
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers forebay_contrib tests/conformance $(ARGS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.kafka.declaration import Option
 
 #: Seconds to wait for an answer of the brokers.
-ANSWER_SECONDS: Final = 15.0
+ANSWER_SECONDS: Final = 10.0
 # Seconds until a broker knows a topic that was created.
 _CREATED_SECONDS = 10.0
 _CREATED_POLL_SECONDS = 0.05

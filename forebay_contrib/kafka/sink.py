@@ -288,8 +288,15 @@ class KafkaSink(Sink):
         transaction.begin()
         try:
             headers = [] if self.on_replay == "refuse" else _headers(attempt)
+            sent = 0
             for records in staged:
                 transaction.send(records, self.topic, headers)
+                sent += records.num_rows
+            if sent != staged.count:
+                # A lost worker's part was computed again: parts of two results must not be one.
+                raise SinkError(
+                    f"{attempt.name}: its result had {staged.count} rows, and then {sent}: it is not the same"
+                )
             # The token is last, so that look-ups meet an open transaction for a moment only.
             transaction.flush()
             token = Token(attempt.attempt, attempt.run_id, staged.count, self.target)
