@@ -37,7 +37,8 @@ AS_JSON: Final = "json"
 OVERHEAD: Final = 512
 # Bytes of rows in a block, about.
 _BLOCK_BYTES: Final = 4 << 20
-_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+#: A topic's name.
+TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _WAY_OUT = (
     f"{TEXT_WAY_OUT}; options={{'message.max.bytes': …}} and the topic's max.message.bytes say how large a record "
     "may be"
@@ -101,7 +102,7 @@ class RecordColumns:
             return _table(topic, key, pa.nulls(rows, pa.binary()), headers)
         if self.topic is not None:
             for at, name in enumerate(topic.to_pylist()):
-                if name is None or not _TOPIC.fullmatch(name):
+                if name is None or not TOPIC.fullmatch(name):
                     _refuse(batch, at, f"column {self.topic} is {shown(name)}, which is no topic's name", refused)
         for at, size in _larger(self.most_bytes - OVERHEAD, (key, value), headers):
             most = f"{self.most_bytes - OVERHEAD} (message.max.bytes, less {OVERHEAD})"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import ValidationError
 
-from forebay_contrib.kafka.records import AS_JSON, RecordColumns
+from forebay_contrib.kafka.records import AS_JSON, TOPIC, RecordColumns
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import (
     AttemptOutdatedError,
@@ -115,10 +115,19 @@ class KafkaSink(Sink):
             if name in _OURS:
                 message = f"KafkaSink: options: {name} is not to be set here: use {_OURS[name]}"
                 raise DeclarationError(message)
+        for name in filter(None, (self.topic, self.commits_topic)):
+            if not TOPIC.fullmatch(name):
+                message = f"KafkaSink: {name!r} is no topic's name: letters, digits, '.', '_' and '-', at most 249"
+                raise DeclarationError(message)
+        if self.topic == self.commits_topic:
+            message = (
+                f"KafkaSink: the tokens need a topic of their own: commits_topic={self.commits_topic!r} is topic too"
+            )
+            raise DeclarationError(message)
         try:
             self._source = Kafka(
                 bootstrap_servers=self.bootstrap_servers,
-                topics=tuple(one for one in (self.topic, self.commits_topic) if one is not None),
+                topics=(self.commits_topic,),
                 group=_NO_GROUP,
                 options=dict(self.options),  # type: ignore[arg-type]  it takes references to secrets
             )
@@ -253,7 +262,7 @@ class KafkaSink(Sink):
                     return found
             self.reached(Step.PREPARED)
             columns = RecordColumns(self.key, self.value, self.headers, self.topic_column, most)
-            with staged_records(result, columns) as staged:
+            with staged_records(result, columns, attempt.name) as staged:
                 self.reached(Step.STAGED)
                 check_topics(cluster, tokens, staged.topics)
                 written = self._send(cluster, tokens, staged, attempt, was_free=was_free, most_bytes=most)
@@ -288,15 +297,8 @@ class KafkaSink(Sink):
         transaction.begin()
         try:
             headers = [] if self.on_replay == "refuse" else _headers(attempt)
-            sent = 0
             for records in staged:
                 transaction.send(records, self.topic, headers)
-                sent += records.num_rows
-            if sent != staged.count:
-                # A lost worker's part was computed again: parts of two results must not be one.
-                raise SinkError(
-                    f"{attempt.name}: its result had {staged.count} rows, and then {sent}: it is not the same"
-                )
             # The token is last, so that look-ups meet an open transaction for a moment only.
             transaction.flush()
             token = Token(attempt.attempt, attempt.run_id, staged.count, self.target)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay_contrib.kafka.records import ANSWER, unpacked
+from orchestration.declarations.sink import SinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,8 @@ _MOST_AT_ONCE: Final = 8
 class StagedRecords:
     """Hold the records of a result: how many there are, and to which topics their rows say they go."""
 
-    def __init__(self, blocks: DataFrame) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: DataFrame, where: str) -> None:
+        self._blocks, self._where = blocks, where
         # It computes the result, and keeps the blocks: what is asked for here is little.
         answers = blocks.select("records", "topics").collect()
         self.count = sum(answer["records"] for answer in answers)
@@ -37,21 +38,28 @@ class StagedRecords:
         self._number = len(answers)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield the records."""
+        """Yield the records. Raises SinkError after the last one if they are more or fewer than before."""
         blocks = self._blocks.select("block")
-        few = self._number <= _MOST_AT_ONCE
+        few, left = self._number <= _MOST_AT_ONCE, self.count
         for row in blocks.collect() if few else blocks.toLocalIterator(prefetchPartitions=True):
-            yield unpacked(row["block"])
+            records = unpacked(row["block"])
+            left -= records.num_rows
+            yield records
+        if left:
+            # The part of a lost worker is computed again, and must have the same rows.
+            raise SinkError(
+                f"{self._where} had {self.count} rows, and {self.count - left} when they were sent: it changes"
+            )
 
 
 @contextmanager
-def staged_records(result: DataFrame, columns: RecordColumns) -> Iterator[StagedRecords]:
-    """Stage a result's records while the context lasts."""
+def staged_records(result: DataFrame, columns: RecordColumns, where: str) -> Iterator[StagedRecords]:
+    """Stage a result's records while the context lasts; `where` names the output."""
     from pyspark import StorageLevel  # noqa: PLC0415  declaring a sink needs no Spark
 
     blocks = _blocks(result, columns).persist(StorageLevel.DISK_ONLY)
     try:
-        yield StagedRecords(blocks)
+        yield StagedRecords(blocks, where)
     finally:
         blocks.unpersist()
 

@@ -54,6 +54,8 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 # A look-up begins this many milliseconds before its batch: what is rounded on the way is less.
 _MARGIN_MS: Final = 1000
+# How old a record's time may be, as brokers before 3.6 and since call it.
+_OLDEST: Final = ("message.timestamp.difference.max.ms", "message.timestamp.before.max.ms")
 _PARTITION: Final = 0
 _RECORDS: Final = 10_000
 _POLL_SECONDS: Final = 0.02
@@ -130,6 +132,11 @@ class Tokens:
                 wrong.append(f"retention.ms={kept}, and tokens are needed for {TOKENS_KEPT.days} days ({_KEPT_MS})")
             if most >= 0:
                 wrong.append(f"retention.bytes={most}, and each token is needed: let it be -1")
+        wrong += [
+            f"{name}={settings[name]}, and a token's time is that of its batch: at least {_KEPT_MS}"
+            for name in _OLDEST
+            if int(settings.get(name, _KEPT_MS)) < _KEPT_MS
+        ]
         if settings.get("message.timestamp.type", "CreateTime") != "CreateTime":
             wrong.append("message.timestamp.type=LogAppendTime, and a token's time is that of its batch: CreateTime")
         return wrong

@@ -64,7 +64,7 @@ def test_a_topic_is_a_place_and_rows_that_say_theirs_share_topics() -> None:
         ({"topic": None}, "give topic="),
         ({"topic_column": "to", "topic": "orders"}, "give topic="),
         ({"topic": "no topic"}, "no topic's name"),
-        ({"topic": "forebay_commits"}, "named twice"),
+        ({"topic": "forebay_commits"}, "topic of their own"),
         ({"bootstrap_servers": "broker"}, "is no server"),
         ({"on_replay": "again"}, "must be one of refuse, publish"),
         ({"options": {"sasl.password": "secret-text"}}, "by reference"),
@@ -128,6 +128,7 @@ def test_settings_by_which_tokens_would_be_lost_are_named() -> None:
     for settings, says in (
         ({"cleanup.policy": "compact,delete", "retention.ms": "604800000"}, "retention.ms=604800000"),
         ({"cleanup.policy": "delete", "retention.bytes": "1000"}, "retention.bytes=1000"),
+        ({"message.timestamp.before.max.ms": "3600000"}, "before.max.ms=3600000"),
         ({"message.timestamp.type": "LogAppendTime"}, "LogAppendTime"),
     ):
         [found] = tokens.misfits(settings)
