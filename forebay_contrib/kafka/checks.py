@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import TopicCollection
-from confluent_kafka.admin import AclOperation
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from forebay_contrib.kafka.cluster import ANSWER_SECONDS, topic_right
 from forebay_contrib.kafka.tokens import Tokens
@@ -74,7 +74,7 @@ def check_target(cluster: Cluster, topic: str | None, commits_topic: str) -> Tar
         exists = tokens.exist()
         if exists and (misfits := tokens.misfits(tokens.settings_of()[commits_topic])):
             return TargetCheck("failed", f"the topic {commits_topic} has {'; '.join(misfits)}", "Change its settings.")
-    needed = {} if topic is None else {topic: ("Describe", "Write")}
+    needed: dict[str, tuple[str, ...]] = {} if topic is None else {topic: ("Describe", "Write")}
     if exists:
         needed[commits_topic] = ("Describe", "Read", "Write")
     if lacking := _lacking(cluster, needed):

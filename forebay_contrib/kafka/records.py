@@ -39,10 +39,6 @@ OVERHEAD: Final = 512
 _BLOCK_BYTES: Final = 4 << 20
 #: A topic's name.
 TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
-_WAY_OUT = (
-    f"{TEXT_WAY_OUT}; options={{'message.max.bytes': …}} and the topic's max.message.bytes say how large a record "
-    "may be"
-)
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -67,7 +63,7 @@ class RecordColumns:
         """Yield the answers of a task. Raises RefusedRowsError."""
         import pyarrow as pa  # noqa: PLC0415
 
-        refused = RefusedRows(way_out=_WAY_OUT)
+        refused = RefusedRows(way_out=TEXT_WAY_OUT)
         for batch in batches:
             for rows in _parts(batch):
                 for good in take_good_text(rows, refused):
@@ -105,7 +101,7 @@ class RecordColumns:
                 if name is None or not TOPIC.fullmatch(name):
                     _refuse(batch, at, f"column {self.topic} is {shown(name)}, which is no topic's name", refused)
         for at, size in _larger(self.most_bytes - OVERHEAD, (key, value), headers):
-            most = f"{self.most_bytes - OVERHEAD} (message.max.bytes, less {OVERHEAD})"
+            most = f"{self.most_bytes - OVERHEAD} (message.max.bytes or the topic's max.message.bytes, less {OVERHEAD})"
             why = f"its record has {size} bytes, and may have {most}"
             _refuse(batch, at, why, refused)
         return _table(topic, key, value, headers)
@@ -118,6 +114,8 @@ class RecordColumns:
         names = self.of_value(columns)
         template = "{" + ", ".join(f"{_encode(name)}: ".replace("%", "%%") + "%s" for name in names) + "}"
         fragments = [_fragments(name, columns[name]) for name in names]
+        if not names:
+            return pa.array([b"{}"] * len(next(iter(columns.values()))))
         return pa.array([template % row for row in zip(*fragments, strict=True)], pa.string()).cast(pa.binary())
 
     def _refuse_each(self, batch: pa.RecordBatch, refused: RefusedRows) -> None:

@@ -129,7 +129,7 @@ class KafkaSink(Sink):
                 bootstrap_servers=self.bootstrap_servers,
                 topics=(self.commits_topic,),
                 group=_NO_GROUP,
-                options=dict(self.options),  # type: ignore[arg-type]  it takes references to secrets
+                options=dict(self.options),  # type: ignore[arg-type] # it takes references to secrets
             )
         except ValidationError as error:
             said = "; ".join(f"{one['loc'][0]}: {one['msg'].removeprefix('Value error, ')}" for one in error.errors())
@@ -298,7 +298,7 @@ class KafkaSink(Sink):
         try:
             headers = [] if self.on_replay == "refuse" else _headers(attempt)
             for records in staged:
-                transaction.send(records, self.topic, headers)
+                transaction.send(records, self.topic or "", headers)
             # The token is last, so that look-ups meet an open transaction for a moment only.
             transaction.flush()
             token = Token(attempt.attempt, attempt.run_id, staged.count, self.target)

@@ -179,7 +179,7 @@ class Tokens:
             if begin.offset == OFFSET_END:
                 return None
             ours = [
-                one.offset()
+                _offset(one)
                 for one in self._read(self.consumer, begin.offset, self._end(self.consumer))
                 if one.key() == key
             ]
@@ -200,9 +200,9 @@ class Tokens:
     def _end(self, consumer: Consumer) -> int:
         """Return the offset after the last record that a consumer gets."""
         ends = consumer.get_watermark_offsets(self._place, ANSWER_SECONDS)
-        if ends is None:
+        if ends is None or ends[1] is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  librdkafka's own name
-        return ends[1]
+        return int(ends[1])
 
     def _read(self, consumer: Consumer, begin: int, end: int) -> Iterator[Message]:
         """Yield the records from `begin` up to `end`, as far as the consumer gets them."""
@@ -211,7 +211,7 @@ class Tokens:
         at = begin
         while at < end:
             for message in consumer.consume(_RECORDS, _POLL_SECONDS):
-                error, offset = message.error(), message.offset()
+                error, offset = message.error(), _offset(message)
                 if error is None:
                     give_up_at = time.monotonic() + ANSWER_SECONDS
                     at = offset + 1
@@ -227,6 +227,10 @@ class Tokens:
             if time.monotonic() > give_up_at:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  librdkafka's own name
         consumer.unassign()
+
+
+def _offset(message: Message) -> int:
+    return int(message.offset() or 0)
 
 
 @contextlib.contextmanager

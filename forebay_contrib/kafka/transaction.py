@@ -66,7 +66,7 @@ class Transaction:
         with self._cluster.failures("a transaction can't begin"):
             self._producer.begin_transaction()
 
-    def send(self, records: pa.RecordBatch, topic: str | None, headers: Sequence[Header] = ()) -> None:
+    def send(self, records: pa.RecordBatch, topic: str, headers: Sequence[Header] = ()) -> None:
         """Send the columns `topic` (null: `topic`), `key`, `value`, `headers`; wait while the queue is full."""
         columns = [records[name].to_pylist() for name in ("topic", "key", "value", "headers")]
         produce = self._producer.produce

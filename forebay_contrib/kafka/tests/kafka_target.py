@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,10 @@ class KafkaTarget(SinkTarget):
             newest[(token.key() or b"").split(b" ", 1)[1]] = json.loads(token.value() or b"")["attempt"]
         rows = []
         for message in self._messages(self.topic):
-            headers = dict(message.headers() or [])
+            headers = {
+                name: bytes(value or b"", "utf-8") if isinstance(value, str) else value or b""
+                for name, value in message.headers() or []
+            }
             if newest[headers["forebay_batch"]] == int(headers["forebay_attempt"]):
                 rows.append(json.loads(message.value() or b""))
         return rows
@@ -125,6 +128,10 @@ def _jsonable(one: Any) -> Any:  # noqa: ANN401
             return {name: _jsonable(item) for name, item in one.items()}
         case bytes():
             return one.hex()
-        case date() | Decimal():
-            return f"{one:f}" if isinstance(one, Decimal) else str(one)
+        case Decimal():
+            return f"{one:f}"
+        case datetime():
+            return one.replace(tzinfo=None).isoformat(" ", "microseconds") + ("Z" if one.tzinfo else "")
+        case date():
+            return one.isoformat()
     return one

@@ -72,7 +72,11 @@ def test_of_two_attempts_at_once_one_publishes(
 ) -> None:
     """Check a process that stands still at a step while the next attempt runs, and then goes on."""
     late = target.sink()
-    monkeypatch.setattr(late, "reached", at(step, lambda: carry_out(target.sink(), attempt(2), *_ROWS)))
+
+    def overtake() -> None:
+        carry_out(target.sink(), attempt(2), *_ROWS)
+
+    monkeypatch.setattr(late, "reached", at(step, overtake))
     with pytest.raises(AttemptOutdatedError, match="published by attempt 2"):
         late.write(words(*_ROWS), attempt())
     assert counted(target) == dict.fromkeys(_ROWS, 1)
@@ -112,11 +116,13 @@ def test_a_transaction_that_the_brokers_end_is_published_by_the_next_attempt(
 ) -> None:
     sink = target.sink(options={"transaction.timeout.ms": 1000})
 
+    def end() -> int:
+        return sum(high for _, high in target.ends(committed=True))
+
     def ended() -> None:
         # The end is a mark behind the records.
-        ends = lambda: sum(high for _, high in target.ends(committed=True))  # noqa: E731
-        open_at = ends()
-        eventually(lambda: ends() > open_at, "the end of the transaction", seconds=60)
+        open_at = end()
+        eventually(lambda: end() > open_at, "the end of the transaction", seconds=60)
 
     monkeypatch.setattr(sink, "reached", at(Step.IN_TRANSACTION, ended))
     with pytest.raises(SinkError, match="took more than 1 s"):
@@ -126,11 +132,11 @@ def test_a_transaction_that_the_brokers_end_is_published_by_the_next_attempt(
     assert counted(target) == dict.fromkeys(_ROWS, 1)
 
 
-def test_a_replay_is_refused_or_publishes_again(target: KafkaTarget) -> None:
+def test_a_replay_is_refused_or_publishes_again(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     run(target.sink(), words(*_ROWS), attempt())
     computed: list[int] = []
     refusing = target.sink()
-    refusing.reached = lambda _: computed.append(1)  # type: ignore[method-assign]
+    monkeypatch.setattr(refusing, "reached", lambda _: computed.append(1))
     with pytest.raises(SinkError, match=r"published by attempt 1.*on_replay='publish'"):
         refusing.write(words(*_ROWS), attempt(2))
     assert (computed, counted(target)) == ([], dict.fromkeys(_ROWS, 1))
