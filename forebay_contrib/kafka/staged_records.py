@@ -1,7 +1,7 @@
 """Keep the records of a result on the disks of Spark's workers until they are sent, and bring them to this process.
 
 The workers compute a result once, side by side. One process sends it, because a transaction has one producer. It holds
-the blocks of one partition of the result at a time, or all of a small result.
+the blocks of two partitions of the result at a time, or all of a small result.
 """
 
 from __future__ import annotations

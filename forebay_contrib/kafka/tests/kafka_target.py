@@ -70,10 +70,7 @@ class KafkaTarget(SinkTarget):
             newest[(token.key() or b"").split(b" ", 1)[1]] = json.loads(token.value() or b"")["attempt"]
         rows = []
         for message in self._messages(self.topic):
-            headers = {
-                name: bytes(value or b"", "utf-8") if isinstance(value, str) else value or b""
-                for name, value in message.headers() or []
-            }
+            headers: dict[str, Any] = dict(message.headers() or [])
             if newest[headers["forebay_batch"]] == int(headers["forebay_attempt"]):
                 rows.append(json.loads(message.value() or b""))
         return rows
@@ -128,6 +125,11 @@ def _jsonable(one: Any) -> Any:  # noqa: ANN401
             return {name: _jsonable(item) for name, item in one.items()}
         case bytes():
             return one.hex()
+    return _as_text(one)
+
+
+def _as_text(one: Any) -> Any:  # noqa: ANN401
+    match one:
         case Decimal():
             return f"{one:f}"
         case datetime():
