@@ -217,14 +217,20 @@ def _fragments(name: str, column: pa.Array) -> list[str]:
     if types.is_integer(column.type) or types.is_boolean(column.type):
         texts: list[str] = column.cast(pa.string()).fill_null("null").to_pylist()
         return texts
+    if types.is_floating(column.type):
+        return ["null" if value is None else _number(value) for value in column.to_pylist()]
+    column = times_as_text(column)
     if types.is_string(column.type) or types.is_large_string(column.type):
         return ["null" if value is None else _encode(value) for value in column.to_pylist()]
-    column = times_as_text(column)
     try:
         return [_encode(_jsonable(value, column.type)) for value in column.to_pylist()]
     except _RepeatedKeyError as error:
         error.column = name
         raise
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f'"{number_as_text(value)}"'
 
 
 def _jsonable(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401  any value of a column

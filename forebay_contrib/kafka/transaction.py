@@ -7,6 +7,7 @@ can't commit any more (`FENCED`).
 from __future__ import annotations
 
 import time
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -15,7 +16,7 @@ from forebay_contrib.kafka.cluster import FENCED, Right, topic_right
 from orchestration.declarations.sink import SinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from confluent_kafka import Message, Producer
@@ -68,25 +69,41 @@ class Transaction:
 
     def send(self, records: pa.RecordBatch, topic: str, headers: Sequence[Header] = ()) -> None:
         """Send the columns `topic` (null: `topic`), `key`, `value`, `headers`; wait while the queue is full."""
-        columns = [records[name].to_pylist() for name in ("topic", "key", "value", "headers")]
-        produce = self._producer.produce
-        for number, (to, key, value, own) in enumerate(zip(*columns, strict=True)):
-            named = [*((one["key"], one["value"]) for one in own or ()), *headers]
-            self._produce(produce, topic if to is None else to, value, key, headers=named or None)
+        to, keys, values, own = (records[name] for name in ("topic", "key", "value", "headers"))
+        named: Iterable[list[Header] | None] = repeat(None, len(own))
+        if headers or own.null_count < len(own):
+            named = ([*((one["key"], one["value"]) for one in some or ()), *headers] for some in own.to_pylist())
+        rows = zip(to.to_pylist(), values.to_pylist(), keys.to_pylist(), named, strict=True)
+        produce, poll = self._producer.produce, self._producer.poll
+        # No call of our own for a record: there may be a million.
+        for number, (name, value, key, with_headers) in enumerate(rows):
+            while True:
+                try:
+                    produce(name or topic, value, key, headers=with_headers)
+                except BufferError:
+                    poll(_POLL_SECONDS)
+                    self._check()
+                except KafkaException as error:
+                    raise self._failure(error) from error
+                else:
+                    break
             if not number % _TURN:
-                self._producer.poll(0)
+                poll(0)
+                self._check()
 
     def send_token(self, topic: str, key: bytes, value: bytes, time_ms: int) -> None:
         """Send a record to partition 0, with this time."""
-        self._produce(self._producer.produce, topic, value, key, partition=0, timestamp=time_ms)
+        try:
+            self._producer.produce(topic, value, key, partition=0, timestamp=time_ms)
+        except KafkaException as error:
+            raise self._failure(error) from error
 
     def flush(self) -> None:
         """Wait until the brokers have all records. Raises the error of the first one that was refused."""
         give_up_at = time.monotonic() + self._seconds
         while self._producer.flush(1.0) and self._error is None and time.monotonic() < give_up_at:
             continue
-        if self._error is not None:
-            raise self._failure(KafkaException(self._error))
+        self._check()
 
     def commit(self) -> None:
         """Commit. If its outcome is not known, a later process that begins with this id finds what it was."""
@@ -103,16 +120,8 @@ class Transaction:
         except KafkaException:
             return
 
-    def _produce(self, produce: Any, topic: str, value: bytes | None, key: bytes | None, **more: Any) -> None:  # noqa: ANN401
-        while True:
-            try:
-                produce(topic, value, key, **more)
-            except BufferError:
-                self._producer.poll(_POLL_SECONDS)
-            except KafkaException as error:
-                raise self._failure(error) from error
-            else:
-                break
+    def _check(self) -> None:
+        """Raise the error of the first record that the brokers have refused."""
         if self._error is not None:
             raise self._failure(KafkaException(self._error))
 
@@ -121,8 +130,8 @@ class Transaction:
         first = self._error or error.args[0]
         if error.args[0].code() in FENCED or first.code() in FENCED:
             return FencedError(
-                f"{self._cluster.where}: the transaction {self._id!r} was ended by another process that works on the "
-                f"same batch, or because it took more than {self._seconds:g} s: nothing of it is committed. "
+                f"{self._cluster.where}: the transaction {self._id!r} was ended by another process that began with "
+                f"this id, or because it took more than {self._seconds:g} s: nothing of it is committed. "
                 "options={'transaction.timeout.ms': …} may be as much as the brokers' transaction.max.timeout.ms"
             )
         what = KafkaException(first)

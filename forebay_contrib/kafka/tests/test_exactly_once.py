@@ -104,7 +104,7 @@ def test_a_process_that_another_one_has_fenced_publishes_nothing(
             late.write(words(*_ROWS), attempt())
 
     monkeypatch.setattr(sink, "reached", at(Step.IN_TRANSACTION, overtaken))
-    with pytest.raises(SinkError, match="ended by another process"):
+    with pytest.raises(SinkError, match="ended by another process that began with this id"):
         sink.write(words(*_ROWS), attempt(2))
     assert counted(target) == {}
     carry_out(target.sink(), attempt(3), *_ROWS)
