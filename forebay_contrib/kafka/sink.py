@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from forebay_contrib.kafka.cluster import Cluster
     from forebay_contrib.kafka.staged_records import StagedRecords
     from forebay_contrib.kafka.tokens import Token, Tokens
+    from forebay_contrib.kafka.transaction import Header
     from orchestration.declarations.sink import OutputAttempt
 
 #: What a replay of a published batch does.
@@ -129,7 +130,7 @@ class KafkaSink(Sink):
                 bootstrap_servers=self.bootstrap_servers,
                 topics=(self.commits_topic,),
                 group=_NO_GROUP,
-                options=dict(self.options),  # type: ignore[arg-type] # it takes references to secrets
+                options=dict(self.options),
             )
         except ValidationError as error:
             said = "; ".join(f"{one['loc'][0]}: {one['msg'].removeprefix('Value error, ')}" for one in error.errors())
@@ -384,6 +385,6 @@ def _refuse_outdated(attempt: OutputAttempt, found: Token | None) -> None:
         )
 
 
-def _headers(attempt: OutputAttempt) -> list[tuple[str, bytes | None]]:
+def _headers(attempt: OutputAttempt) -> list[Header]:
     """Return the headers by which readers tell what was published again."""
     return [("forebay_batch", attempt.application_id.encode()), ("forebay_attempt", str(attempt.attempt).encode())]

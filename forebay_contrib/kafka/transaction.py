@@ -37,7 +37,7 @@ _POLL_SECONDS: Final = 0.1
 # Records between two turns of the client's callbacks.
 _TURN: Final = 10_000
 
-Header = tuple[str, bytes | None]
+Header = tuple[str, str | bytes | None]
 
 
 class FencedError(SinkError):

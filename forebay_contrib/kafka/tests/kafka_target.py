@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import uuid
 from collections import Counter
@@ -132,6 +133,8 @@ def _as_text(one: Any) -> Any:  # noqa: ANN401
     match one:
         case Decimal():
             return f"{one:f}"
+        case float() if not math.isfinite(one):
+            return "NaN" if math.isnan(one) else "Infinity" if one > 0 else "-Infinity"
         case datetime():
             return one.replace(tzinfo=None).isoformat(" ", "microseconds") + ("Z" if one.tzinfo else "")
         case date():
