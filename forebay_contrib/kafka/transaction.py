@@ -55,7 +55,9 @@ class Transaction:
         self._seconds = int(cluster.options.get("transaction.timeout.ms", TIMEOUT_MS)) / 1000
         self._error: KafkaError | None = None
         self._failed = "TOPIC"
-        self._right: Right | None = Right(f"--transactional-id '{transactional_id}'", ("Describe", "Write"))
+        # All ids of the output begin alike.
+        ids = f"--transactional-id '{transactional_id.rpartition('/')[0]}/' --resource-pattern-type prefixed"
+        self._right = Right(ids, ("Describe", "Write"))
 
     def fence(self) -> None:
         """End the transaction that an earlier process with this id has left open, and keep it from committing."""
