@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 
+_SHOWN_SECONDS = 2.0
+
+
 class KafkaTarget(SinkTarget):
     """A topic of one's own, and one for its tokens, which keeps those of any time. `options`: those of the sink."""
 
@@ -46,12 +49,10 @@ class KafkaTarget(SinkTarget):
         [found] = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
         return {name: str(entry.value) for name, entry in found.result(30).items()}
 
-    def ends(self, *, committed: bool) -> list[tuple[int, int]]:
-        """Return the first offset of each partition, and the one after what readers get."""
-        with contextlib.closing(self._reader(committed=committed)) as consumer:
-            known = consumer.list_topics(self.topic, timeout=10).topics[self.topic]
-            found = [consumer.get_watermark_offsets(TopicPartition(self.topic, one), 10) for one in known.partitions]
-        return [one for one in found if one is not None]
+    def ends(self) -> list[Any]:
+        """Return the first offset of each partition, and the one after what readers of committed records get."""
+        with contextlib.closing(self._reader(committed=True)) as consumer:
+            return list(_ends(consumer, self.topic).values())
 
     def sink(self, **options: Any) -> KafkaSink:  # noqa: ANN401
         given = {"topic": self.topic, "commits_topic": self.commits, **self.options, **options}
@@ -95,9 +96,14 @@ class KafkaTarget(SinkTarget):
         )
 
     def _messages(self, topic: str) -> Iterator[Message]:
-        with contextlib.closing(self._reader(committed=True)) as consumer:
-            known = consumer.list_topics(topic, timeout=10).topics[topic]
-            ends = {one: consumer.get_watermark_offsets(TopicPartition(topic, one), 10) for one in known.partitions}
+        with (
+            contextlib.closing(self._reader(committed=True)) as consumer,
+            contextlib.closing(self._reader(committed=False)) as of_all,
+        ):
+            # A transaction that was committed shows a moment later, and one that is open does not.
+            shows_at = time.monotonic() + _SHOWN_SECONDS
+            while (ends := _ends(consumer, topic)) != _ends(of_all, topic) and time.monotonic() < shows_at:
+                time.sleep(0.02)
             left = {one for one, (low, high) in ends.items() if high > low}
             consumer.assign([TopicPartition(topic, one, ends[one][0]) for one in left])
             give_up_at = time.monotonic() + 60
@@ -110,6 +116,11 @@ class KafkaTarget(SinkTarget):
                     else:
                         assert error.code() == KafkaError._PARTITION_EOF, error
                         left.discard(message.partition())
+
+
+def _ends(consumer: Consumer, topic: str) -> dict[int, Any]:
+    known = consumer.list_topics(topic, timeout=10).topics[topic]
+    return {one: consumer.get_watermark_offsets(TopicPartition(topic, one), 10) for one in known.partitions}
 
 
 def counted(target: KafkaTarget) -> Counter[tuple[Any, Any]]:

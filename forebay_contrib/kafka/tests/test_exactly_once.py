@@ -117,7 +117,7 @@ def test_a_transaction_that_the_brokers_end_is_published_by_the_next_attempt(
     sink = target.sink(options={"transaction.timeout.ms": 1000})
 
     def end() -> int:
-        return sum(high for _, high in target.ends(committed=True))
+        return sum(high for _, high in target.ends())
 
     def ended() -> None:
         # The end is a mark behind the records.
