@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: The columns of a task's answers, as Spark's DDL: a block of records each, and how many there are.
-ANSWER: Final = "records BIGINT, topics ARRAY<STRING>, block BINARY"
+#: The columns of a task's answers, as Spark's DDL: a block of records each, how many there are, and its size.
+ANSWER: Final = "records BIGINT, topics ARRAY<STRING>, bytes BIGINT, block BINARY"
 #: What `value` says of the whole row as a JSON object.
 AS_JSON: Final = "json"
 #: Bytes that a record has beside its key, value and headers, at most: what the client and a batch of records add.
@@ -71,13 +71,15 @@ class RecordColumns:
                     if refused.rows:
                         # It will fail: go on only to name more rows.
                         continue
+                    block, topics = _packed(records), records["topic"].unique().drop_null().to_pylist()
                     yield pa.record_batch(
                         [
                             pa.array([records.num_rows], pa.int64()),
-                            pa.array([records["topic"].unique().drop_null().to_pylist()], pa.list_(pa.string())),
-                            pa.array([_packed(records)], pa.binary()),
+                            pa.array([topics], pa.list_(pa.string())),
+                            pa.array([len(block)], pa.int64()),
+                            pa.array([block], pa.binary()),
                         ],
-                        names=["records", "topics", "block"],
+                        names=["records", "topics", "bytes", "block"],
                     )
         refused.end()
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Names that Spark takes for an expression.
 _OF_EXPRESSIONS: Final = frozenset(".`")
-# A result of at most as many blocks is fetched at once.
-_MOST_AT_ONCE: Final = 8
+# A result whose blocks have at most as many bytes is fetched at once, as Arrow: several times as fast as row by row.
+_MOST_AT_ONCE: Final = 64 << 20
 
 
 class StagedRecords:
@@ -32,17 +32,21 @@ class StagedRecords:
     def __init__(self, blocks: DataFrame, where: str) -> None:
         self._blocks, self._where = blocks, where
         # It computes the result, and keeps the blocks: what is asked for here is little.
-        answers = blocks.select("records", "topics").collect()
+        answers = blocks.select("records", "topics", "bytes").collect()
         self.count = sum(answer["records"] for answer in answers)
         self.topics = sorted({topic for answer in answers for topic in answer["topics"]})
-        self._number = len(answers)
+        self._bytes = sum(answer["bytes"] for answer in answers)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the records. Raises SinkError after the last one if they are more or fewer than before."""
         blocks = self._blocks.select("block")
-        few, left = self._number <= _MOST_AT_ONCE, self.count
-        for row in blocks.collect() if few else blocks.toLocalIterator(prefetchPartitions=True):
-            records = unpacked(row["block"])
+        left = self.count
+        if self._bytes <= _MOST_AT_ONCE:
+            packed = (block.as_py() for block in blocks.toArrow()["block"])
+        else:
+            packed = (row["block"] for row in blocks.toLocalIterator(prefetchPartitions=True))
+        for block in packed:
+            records = unpacked(block)
             left -= records.num_rows
             yield records
         if left:

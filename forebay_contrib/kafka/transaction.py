@@ -33,7 +33,7 @@ SETTINGS: Final[Mapping[str, Option]] = {
     "transaction.timeout.ms": TIMEOUT_MS,
 }
 _BEGIN_SECONDS: Final = 60.0
-_POLL_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.01
 # Records between two turns of the client's callbacks.
 _TURN: Final = 10_000
 

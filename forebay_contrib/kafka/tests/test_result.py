@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay.testing.sinks import attempt, run
+from forebay_contrib.kafka import staged_records
 from forebay_contrib.kafka.tests.kafka_target import KafkaTarget, counted
 from orchestration.declarations.sink import SinkError, TargetUnavailableError
 from tests.integration.orchestration.frame_without_spark import words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from tests.support.brokers.kafka import KafkaBroker
@@ -21,11 +27,28 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 
 @pytest.mark.core
-def test_each_row_of_a_large_result_is_a_record_once(broker: KafkaBroker, session: SparkSession) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_each_row_of_a_large_result_is_a_record_once(
+    broker: KafkaBroker, session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
     target = KafkaTarget(broker.address)
-    frame = session.range(0, 200_000, 1, 12).selectExpr("id AS n", "uuid() AS word")
+    computed = tmp_path / "computed"
+    computed.mkdir()
+
+    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (computed / uuid.uuid4().hex).touch()
+        yield from batches
+
+    if not at_once:
+        monkeypatch.setattr(staged_records, "_MOST_AT_ONCE", 0)
+    frame = (
+        session.range(0, 200_000, 1, 12)
+        .selectExpr("id AS n", "uuid() AS word")
+        .mapInArrow(note, "n BIGINT, word STRING")
+    )
     assert run(target.sink(key="word"), frame, attempt()).rows == 200_000
     assert Counter(row["n"] for row in target.values()) == dict.fromkeys(range(200_000), 1)
+    assert len(list(computed.iterdir())) == 12, "a part of the result was computed twice"
     assert not session.sparkContext._jsc.getPersistentRDDs()
 
 

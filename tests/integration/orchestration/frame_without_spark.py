@@ -60,10 +60,10 @@ class FrameWithoutSpark:
         assert function is not None
         return self.mapInArrow(lambda batches: (one.select(list(names)) for one in function(batches)), "")
 
-    def toLocalIterator(self, *, prefetchPartitions: bool) -> Iterator[dict[str, Any]]:  # noqa: N802, N803
-        """Yield what `collect` returns."""
-        del prefetchPartitions
-        yield from self.collect()
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        """Return what `collect` returns; a table without columns of no rows."""
+        answers = self.collect()
+        return pa.Table.from_pylist(answers) if answers else pa.table({"block": pa.array([], pa.binary())})
 
     def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         fields = list(to_arrow_schema(self.schema, timezone="UTC"))
