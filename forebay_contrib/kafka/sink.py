@@ -2,8 +2,8 @@
 
 Spark's tasks encode the rows, and this process sends them in one transaction, with a **token** in a compacted topic
 (``tokens``): the token is the commit. An attempt that finds an earlier attempt's token writes nothing. Attempts at one
-batch have one transactional id, so that whoever begins a transaction ends the one that an earlier process left open,
-then looks for a token, then sends: of two processes that do so, one can't commit. Batches and replays that run at the
+batch have one transactional id, so that a process that begins ends the transaction that an earlier one left open, then
+looks for a token, then sends: of two processes that do so, one can't commit. Batches and replays that run at the
 same time have different ids, of which an output has `_IDS`, because brokers remember each for days.
 
 A committed record can't be taken back, so a replay is refused, or publishes the batch once more.

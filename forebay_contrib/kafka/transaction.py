@@ -1,7 +1,7 @@
 """Produce records in one transaction, with bounded memory, and commit it or leave nothing. Knows no Spark and no batch.
 
-A transactional id has one transaction at a time: whoever begins ends what an earlier process left open, and that one
-can't commit any more (`FENCED`).
+A transactional id has one transaction at a time: a process that begins ends what an earlier one left open, which can't
+commit any more (`FENCED`).
 """
 
 from __future__ import annotations
