@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_contrib.kafka.records import OVERHEAD, RecordColumns, unpacked
+from forebay_contrib.kafka.staged_records import staged_records
+from orchestration.declarations.sink import SinkError
 from orchestration.sinks.refused_rows import RefusedRowsError
+from tests.integration.orchestration.frame_without_spark import words
 
 WHOLE = RecordColumns(None, "json", None, None, 1_000_000)
 _HEADERS = pa.map_(pa.string(), pa.binary())
@@ -88,6 +91,26 @@ def test_large_rows_are_in_blocks_of_their_own() -> None:
     batch = pa.record_batch({"a": ["x" * 3_000_000] * 3})
     answers = list(replace(WHOLE, most_bytes=4_000_000).blocks(iter([batch, batch.slice(0, 0)])))
     assert [one["records"][0].as_py() for one in answers] == [1, 1, 1]
+
+
+def test_a_result_is_staged_and_its_records_are_counted() -> None:
+    columns = replace(WHOLE, topic="word")
+    with staged_records(words(("one", 1), ("two", 2), ("two", 3)), columns, "counts") as staged:
+        assert (staged.count, staged.topics) == (3, ["one", "two"])
+        sent = [record for some in staged for record in some.to_pylist()]
+    assert sorted((one["topic"], one["value"]) for one in sent) == [
+        *(("one", b'{"n": 1}'), ("two", b'{"n": 2}')),
+        ("two", b'{"n": 3}'),
+    ]
+    with staged_records(words(), columns, "counts") as staged:
+        assert (staged.count, staged.topics, list(staged)) == (0, [], [])
+
+
+def test_a_result_that_changes_while_it_is_sent_is_refused() -> None:
+    with staged_records(words(("one", 1)), WHOLE, "output 'counts'") as staged:
+        staged.count = 2
+        with pytest.raises(SinkError, match="output 'counts' had 2 rows, and 1 when they were sent"):
+            list(staged)
 
 
 def bad_text(text: bytes) -> pa.Array:
