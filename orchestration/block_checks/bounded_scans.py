@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
+from tracker_store.connection.engine import server_said
 from tracker_store.connection.errors import DriverLogError
 
 if TYPE_CHECKING:
@@ -91,11 +92,8 @@ def has_answer(future: Future[Any]) -> bool:
 def _said(error: BaseException) -> str:
     """Return the error for people, on one line: without the SQL statement and without advice to its authors."""
     if isinstance(error, DBAPIError):
-        said = str(error.orig)
-    elif isinstance(error, DriverLogError):
-        said = error.detail or str(error)
-    else:
-        said = str(error)
-    # The position in a statement means nothing to people who did not write it.
-    line = " ".join(said.partition("\nLINE ")[0].split())
-    return line if isinstance(error, DriverLogError | DBAPIError | OSError) else f"{type(error).__name__}: {line}"
+        return server_said(error.orig)
+    if isinstance(error, DriverLogError):
+        return " ".join((error.detail or str(error)).split())
+    line = " ".join(str(error).split())
+    return line if isinstance(error, OSError) else f"{type(error).__name__}: {line}"

@@ -141,9 +141,18 @@ def _is_of_another_release(error: DBAPIError) -> bool:
     return getattr(error.orig, "pgcode", None) in _OTHER_RELEASE_CODES
 
 
-def _in_one_line(error: DBAPIError) -> str:
-    """Return what the server, or libpq, says in one line or several, without the position in a statement of ours."""
-    return " ".join(str(error.orig).partition("\nLINE ")[0].split())
+def server_said(error: BaseException | None) -> str:
+    """Return what the server, or libpq, says in an error of psycopg2, on one line.
+
+    The statement, the position in it and the functions that ran it are left out: they mean nothing to people who did
+    not write them, and would be what is kept of a long text.
+    """
+    said = getattr(error, "diag", None)
+    if said is None or not said.message_primary:
+        return " ".join(str(error).split())
+    further = (("DETAIL", said.message_detail), ("HINT", said.message_hint))
+    advice = (f"{name}: {text}" for name, text in further if text)
+    return " ".join(" ".join((said.message_primary, *advice)).split())
 
 
 @contextmanager
@@ -156,9 +165,9 @@ def named_failures() -> Iterator[None]:
         yield
     except DBAPIError as error:
         if is_outcome_unknown(error):
-            raise OutcomeUnknownError(_in_one_line(error)) from error
+            raise OutcomeUnknownError(server_said(error.orig)) from error
         if is_refused(error):
-            raise DriverLogUnavailableError(_in_one_line(error)) from error
+            raise DriverLogUnavailableError(server_said(error.orig)) from error
         if _is_of_another_release(error):
             # The first line names what is missing; the others quote our own statement.
             raise OtherReleaseError(str(error.orig).strip().partition("\n")[0]) from error
@@ -312,8 +321,8 @@ def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection = engine.connect()
     except DBAPIError as error:
         if is_options_refused(str(error.orig)):
-            raise options_refused(_in_one_line(error)) from error
-        raise DriverLogUnavailableError(_in_one_line(error)) from error
+            raise options_refused(server_said(error.orig)) from error
+        raise DriverLogUnavailableError(server_said(error.orig)) from error
     except PoolTimeoutError as error:
         raise DriverLogUnavailableError(f"every connection of this process is busy: {error}") from error
     with connection:

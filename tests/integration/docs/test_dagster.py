@@ -14,7 +14,8 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 from dagster._core.events import AssetMaterializationPlannedData
-from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, ManagedGrpcPythonEnvCodeLocationOrigin
+from dagster._core.workspace.autodiscovery import loadable_targets_from_python_file
 from dagster._core.workspace.load import location_origins_from_yaml_paths
 from dagster.components.testing import create_defs_folder_sandbox
 
@@ -22,7 +23,6 @@ from orchestration.dagster_defs.build_definitions import build_definitions
 from orchestration.dagster_defs.component import PipelineComponent
 from orchestration.dagster_defs.own_definitions import with_own_definitions
 from orchestration.declarations.apply import apply
-from tests.support.commands.run_program import run_program
 from tracker_store.batches.batches import claim_attempt, fail_attempt
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect
@@ -84,13 +84,19 @@ def test_own_assets_stand_beside_the_pipelines_and_their_sensor_is_on(project: P
     assert tomllib.loads(toml)["tool"]["forebay"] == {"module": "pipelines", "definitions": "my_assets"}
 
 
-def test_both_locations_of_the_workspace_load(project: Path) -> None:
-    finished = run_program(
-        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"], cwd=project
-    )
-    output = finished.stdout + finished.stderr
-    assert finished.returncode == 0, output
-    assert "All code locations passed validation" in output
+def test_both_locations_of_the_workspace_load(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load them as their servers do, in this process: a server for each would import Dagster again."""
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(project)])
+    origins = location_origins_from_yaml_paths(["workspace.yaml"])
+    assert [origin.location_name for origin in origins] == ["forebay", "reports"]
+    for origin in origins:
+        assert isinstance(origin, ManagedGrpcPythonEnvCodeLocationOrigin)
+        target = origin.loadable_target_origin
+        assert target.python_file is not None
+        [found] = loadable_targets_from_python_file(target.python_file, target.working_directory)
+        assert isinstance(found.target_definition, dg.Definitions)
+        dg.Definitions.validate_loadable(found.target_definition)
 
 
 def requested_below_a_busy_pipeline(defs: dg.Definitions, asset: dg.AssetKey) -> int:

@@ -46,6 +46,8 @@ _CURED_HAS_ROWS = {
     "receiver-killed": False,
     "remove-a-stream": False,
 }
+#: Pages with a command that starts Spark, which takes 10 s of processor time for one page.
+_SLOW = {"block-corrupt"}
 #: What the commands of a page print in its state.
 SAID = {
     "batch-driver-dies": ["java"],
@@ -75,7 +77,7 @@ def _count(connection: sa.Connection, statement: str) -> int:
     return len(done.all()) if done.returns_rows else 0
 
 
-@pytest.mark.parametrize("stem", STATES)
+@pytest.mark.parametrize("stem", [pytest.param(stem, marks=[pytest.mark.slow] * (stem in _SLOW)) for stem in STATES])
 def test_a_page_shows_its_state_and_its_commands_cure_it(
     engine: sa.Engine, database_url: str, tmp_path: Path, stem: str
 ) -> None:

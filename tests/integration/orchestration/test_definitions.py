@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from forebay.dagster import build_definitions
 from forebay.sources import SocketText
 from orchestration.batches.attempt_outputs import OutputResult
 from orchestration.dagster_defs.assets.committed_outputs import result_metadata
+from orchestration.declarations.settings import ModuleMissingError
 from tests.support.commands.run_program import run_program
 
 ROOT = Path(__file__).parents[3]
@@ -118,16 +120,15 @@ def test_dagsters_own_command_loads_the_workspace_without_a_warning_of_ours(tmp_
     assert ours == []
 
 
-def test_a_code_location_without_a_module_has_no_pipeline_of_the_demo(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
-    finished = run_program(
-        [sys.executable, "-c", "import orchestration.definitions"],
-        env=environment | {"DAGSTER_HOME": str(tmp_path)},
-        cwd=ROOT,
-    )
-    assert finished.returncode == 1
-    assert "ModuleMissingError: No module of pipelines is named" in finished.stderr
-    assert "set FOREBAY_MODULE" in finished.stderr
+def test_a_code_location_without_a_module_has_no_pipeline_of_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("FOREBAY_", "DAGSTER_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ModuleMissingError, match=r"^No module of pipelines is named.*set FOREBAY_MODULE"):
+        runpy.run_module("orchestration.definitions")
 
 
 def test_the_workspace_names_its_working_directory() -> None:

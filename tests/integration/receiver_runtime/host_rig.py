@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import psutil
 import sqlalchemy as sa
@@ -16,47 +17,17 @@ from receiver_runtime.block_store.stores.local import LocalBlockStore
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource
 from tests.support.polling import joined
+from tests.support.receivers.forked_receiver import PROGRAM, ForkingStarter
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect, create_engine
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from receiver_runtime.agent.child_process import ChildProcess
     from receiver_runtime.agent.left_processes import LeftProcesses
-
-# Like `forebay receiver`, except that a receiver that starts to read from the source on port `poison` ends its process.
-_RUN = """
-import os
-import sys
-from receiver_runtime.process import receiver_process
-from receiver_runtime.process import receiver_preparation
-from receiver_runtime.agent import spare_process
-from receiver_runtime.process.process_control import parse_receiver
-
-database_url, block_store, poison, *words = sys.argv[1:]
-make_receiver = receiver_preparation.make_receiver
-
-
-def make(source, *arguments, **keywords):
-    made = make_receiver(source, *arguments, **keywords)
-    if getattr(source, "port", None) == int(poison):
-        made.on_start = lambda: os._exit(3)
-    return made
-
-
-receiver_preparation.make_receiver = make
-if words == ["--spare"]:
-    spare_process.load()
-    begin = spare_process.wait_for_work(0)
-    if begin is None:
-        sys.exit(0)
-    receivers = begin.receivers
-else:
-    receivers = [parse_receiver(value) for value in words]
-code = receiver_process.run(receivers, database_url=database_url, block_store=block_store)
-sys.exit(code)
-"""
 
 
 class HostRig:
@@ -72,34 +43,34 @@ class HostRig:
         spare: bool = False,
         left_processes: LeftProcesses | None = None,
         host: str = "here",
+        forks: bool = True,
     ) -> None:
         self._database_url = database_url
         self._poison_port = poison_port
         self.root = root
         self.engine = create_engine(database_url, application_name="tests")
         self._stop = threading.Event()
-        self._agent = Agent(
-            self.engine,
-            AgentSettings(
-                name=host,
-                host=host,
-                slots=1000,
-                receiver_command=self._command,
-                role_commands={},
-                log_directory=root / ("logs" if host == "here" else f"logs-{host}"),
-                receivers_per_process=receivers_per_process,
-                spare_command=self._program("--spare") if spare else None,
-            ),
-            left_processes=left_processes,
+        settings = AgentSettings(
+            name=host,
+            host=host,
+            slots=1000,
+            receiver_command=self._command,
+            role_commands={},
+            log_directory=root / ("logs" if host == "here" else f"logs-{host}"),
+            receivers_per_process=receivers_per_process,
+            spare_command=self._program("--spare") if spare else None,
         )
+        self._started: list[ChildProcess] = []
+        starter = partial(ForkingStarter, started=self._started, forks=forks)
+        with patch("receiver_runtime.agent.agent.ChildStarter", starter):
+            self._agent = Agent(self.engine, settings, left_processes=left_processes)
         self._thread = threading.Thread(target=self._agent.run, args=(self._stop,), name="agent")
 
     def _command(self, receivers: Sequence[tuple[int, int]]) -> list[str]:
         return self._program(*("{}:{}".format(*pair) for pair in receivers))
 
     def _program(self, *words: str) -> list[str]:
-        store = str(self.root / "blocks")
-        return [sys.executable, "-c", _RUN, self._database_url, store, str(self._poison_port), *words]
+        return [*PROGRAM, self._database_url, str(self.root / "blocks"), str(self._poison_port), *words]
 
     def start(self) -> None:
         """Start the agent; return when this agent (not an earlier one) has registered."""
@@ -148,7 +119,7 @@ class HostRig:
 
     def processes(self) -> list[psutil.Process]:
         """Return the receiver processes that are running."""
-        return running_children(self._database_url)
+        return [psutil.Process(child.process.pid) for child in self._started if _is_running(child.process)]
 
     def records(self) -> dict[int, int]:
         """Return the number of registered records by receiver."""
@@ -200,11 +171,13 @@ def host_rig(
     receivers_per_process: int | None,
     poison: bool = False,
     spare: bool = False,
+    forks: bool = True,
     **settings: str,
 ) -> Iterator[tuple[HostRig, dict[int, NumberedSource]]]:
     """Start a host with this number of receivers; yield it with its sources by receiver id. No receiver is placed yet.
 
-    With `poison`, the source that is declared last ends every process in which a receiver starts to read it.
+    With `poison`, the source that is declared last ends every process in which a receiver starts to read it. Processes
+    are forked from one that has loaded their code, unless `forks` is False.
     """
     with ExitStack() as stack:
         sources = [stack.enter_context(closing(NumberedSource(pause=0.02))) for _ in range(receivers)]
@@ -214,6 +187,7 @@ def host_rig(
             receivers_per_process=receivers_per_process,
             poison_port=sources[-1].port if poison else 0,
             spare=spare,
+            forks=forks,
         )
         stack.callback(rig.engine.dispose)
         by_id = {}
@@ -225,14 +199,12 @@ def host_rig(
         yield rig, by_id
 
 
-def running_children(word: str) -> list[psutil.Process]:
-    """Return the running children of this process that have `word` among their arguments."""
-    return [child for child in psutil.Process().children() if _is_running(child, word)]
-
-
-def _is_running(process: psutil.Process, word: str) -> bool:
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    # Once the agent has taken its exit code another process may have its pid.
+    if process.returncode is not None:
+        return False
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and word in process.cmdline()
+        return bool(psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         # The process has just ended.
         return False

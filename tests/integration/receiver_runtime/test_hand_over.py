@@ -15,8 +15,9 @@ from forebay.sources import CustomSource
 from forebay.testing.receiver_processes import eventually
 from orchestration.tracker import rebalancing
 from orchestration.tracker.tracker import Tracker
-from tests.integration.receiver_runtime.host_rig import _RUN, HostRig
+from tests.integration.receiver_runtime.host_rig import HostRig
 from tests.namespaces.acking import AckedSource
+from tests.support.receivers.forked_receiver import PROGRAM
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.hand_overs import list_rebalance_requests, request_rebalance
 from tracker_store.reports.checks import check_data
@@ -157,7 +158,7 @@ def test_a_host_without_the_block_store_gets_no_receiver_and_the_stream_goes_on(
         )
 
         def program(self: HostRig, *words: str) -> list[str]:
-            return [sys.executable, "-c", _RUN, self._database_url, elsewhere, "0", *words]
+            return [*PROGRAM, self._database_url, elsewhere, "0", *words]
 
         with monkeypatch.context() as unmounted:
             unmounted.setattr(HostRig, "_program", program)

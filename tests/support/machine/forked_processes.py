@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CAN_FORK: Final = hasattr(os, "pidfd_open")
 _LENGTH: Final = 4  # bytes of a message's length, before the message
 _START_SECONDS: Final = 120.0  # how long a template may load, on a busy machine
+_REAP_SECONDS: Final = 10.0  # how long a template may take to reap a process that has ended
 _ROOT: Final = Path(__file__).parents[3]
 #: Else numpy and pyarrow start threads when they are loaded, and a process with threads is not forked.
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -73,7 +74,12 @@ class ForkedProcess(subprocess.Popen[bytes]):
                 if not selector.select(timeout):
                     return None
             text = self._status.recv(64)
-            # Until this is closed the process is a zombie, as a child is that nothing has waited for.
+            # Until this is shut down the process is a zombie, as a child is that nothing has waited for. The template
+            # closes its end when it has reaped it.
+            self._status.settimeout(_REAP_SECONDS)
+            with contextlib.suppress(OSError):
+                self._status.shutdown(socket.SHUT_WR)
+                self._status.recv(1)
             self._status.close()
             self.returncode = int(text) if text else -signal.SIGKILL
         return self.returncode
@@ -203,9 +209,9 @@ def _follow(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Non
     pid, connection = key.data
     selector.unregister(key.fileobj)
     if key.fileobj is connection:
-        connection.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
+        connection.close()
         return
     os.close(key.fd)
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -213,7 +219,6 @@ def _follow(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Non
     code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
     with contextlib.suppress(OSError):
         connection.sendall(str(code).encode())
-        connection.shutdown(socket.SHUT_WR)
     selector.register(connection, selectors.EVENT_READ, (pid, connection))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from forebay.cli.commands.new import make_project
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 # Beside other tests, the start of Spark or Dagster takes long.
 _SECONDS = 240
@@ -42,7 +45,24 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.spark
-def test_its_own_test_passes(project: Path) -> None:
+def test_its_own_test_passes(project: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run it in the session of this process: one of its own takes 6 s."""
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.chdir(project)
+    module = importlib.import_module("test_my_shop")
+    [test] = [made for name, made in vars(module).items() if name.startswith("test_")]
+    test()
+    assert not (project / "data").exists()
+
+
+def test_pytest_finds_its_own_test(project: Path) -> None:
+    """Check that pytest imports it, and with it the pipeline, by the project's own configuration."""
+    assert "1 test collected" in run(project, "pytest", "--collect-only", "-q")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_pytest_runs_its_own_test(project: Path) -> None:
     assert "1 passed" in run(project, "pytest", "-q")
     assert not (project / "data").exists()
 

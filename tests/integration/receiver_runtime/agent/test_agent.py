@@ -40,7 +40,11 @@ def test_the_spare_process_takes_over_from_one_that_was_killed(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spare_keeper, "SPARE_AFTER_SECONDS", 0.5)
-    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1, spare=True) as (rig, sources):
+    # Interpreters of their own, as an agent of the product starts them.
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1, spare=True, forks=False) as (
+        rig,
+        sources,
+    ):
         [receiver_id] = sources
         rig.place(receiver_id)
         rig.flow([receiver_id])

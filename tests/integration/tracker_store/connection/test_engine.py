@@ -72,6 +72,18 @@ def test_temporary_failures_have_a_name(engine: sa.Engine, code: str) -> None:
         connection.execute(sa.text(f"DO $$BEGIN RAISE EXCEPTION 'so it is' USING ERRCODE = '{code}'; END$$"))
 
 
+def test_a_refusal_says_what_the_server_said_and_not_where(engine: sa.Engine) -> None:
+    """Check this because the SQL that a function ran is longer than the cause, which a shortened reason then lacked."""
+    raised_by = "RAISE EXCEPTION 'no space' USING ERRCODE = '53100', DETAIL = 'on disk 1', HINT = 'check it.'"
+    with (
+        connect(engine) as connection,
+        pytest.raises(DriverLogUnavailableError) as raised,
+        named_failures(),
+    ):
+        connection.execute(sa.text(f"DO $$BEGIN {raised_by}; END$$"))
+    assert raised.value.detail == "no space DETAIL: on disk 1 HINT: check it."
+
+
 @pytest.mark.parametrize(
     "statement",
     [

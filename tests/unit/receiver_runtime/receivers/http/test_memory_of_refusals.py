@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.unit.receiver_runtime.receivers.http.http_client import Listening
 
 MOST = 2**20  # bytes of a body
-ALLOWED = 64 * 2**20  # bytes: buffers, threads and allocators; of 128 requests a half of each body is as much
+ALLOWED = 64 * 2**20  # bytes: buffers, threads and allocators
 LARGE = b'{"a": "%s"}' % (b"x" * (MOST - 64))
 GZIP = {"Content-Encoding": "gzip"}
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
@@ -43,7 +43,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("requests", [128, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [64, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("path", "headers", "body", "status"),
     [
@@ -78,7 +78,8 @@ def test_refused_requests_leave_nothing(
         before = psutil.Process().memory_info().rss
         send(server, path, headers, body, requests=requests)
         grown = psutil.Process().memory_info().rss - before
-    assert grown < ALLOWED, f"{grown / 2**20:.0f} MiB after {requests} requests"
+    # Of 64 requests a half of each body is as much; 5 MiB were seen.
+    assert grown < min(requests * MOST // 2, ALLOWED), f"{grown / 2**20:.0f} MiB after {requests} requests"
 
 
 def send(server: Listening, path: str, headers: Mapping[str, str], body: bytes, *, requests: int) -> frozenset[int]:

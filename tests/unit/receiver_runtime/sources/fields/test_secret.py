@@ -90,7 +90,7 @@ def test_an_unset_variable_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch
 
 def encrypted_certificate(folder: Path) -> Tls:
     """Make a self-signed certificate whose key has the passphrase LITERAL."""
-    subject = ["-subj", "/CN=localhost", "-days", "1", "-newkey", "rsa:2048"]
+    subject = ["-subj", "/CN=localhost", "-days", "1", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
     command = ["openssl", "req", "-x509", *subject, *files, "-passout", f"pass:{LITERAL}"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
