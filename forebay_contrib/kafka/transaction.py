@@ -72,9 +72,13 @@ class Transaction:
     def send(self, records: pa.RecordBatch, topic: str, headers: Sequence[Header] = ()) -> None:
         """Send the columns `topic` (null: `topic`), `key`, `value`, `headers`; wait while the queue is full."""
         to, keys, values, own = (records[name] for name in ("topic", "key", "value", "headers"))
-        named: Iterable[list[Header] | None] = repeat(None, len(own))
-        if headers or own.null_count < len(own):
-            named = ([*((one["key"], one["value"]) for one in some or ()), *headers] for some in own.to_pylist())
+        of_all = [*headers]
+        named: Iterable[list[Header]] = repeat(of_all, len(own))
+        if own.null_count < len(own):
+            named = (
+                of_all if some is None else [*((one["key"], one["value"]) for one in some), *headers]
+                for some in own.to_pylist()
+            )
         rows = zip(to.to_pylist(), values.to_pylist(), keys.to_pylist(), named, strict=True)
         produce, poll = self._producer.produce, self._producer.poll
         # No call of our own for a record: there may be a million.
