@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import TopicCollection
@@ -9,6 +10,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from forebay_contrib.kafka.cluster import ANSWER_SECONDS, topic_right
 from forebay_contrib.kafka.tokens import Tokens
+from forebay_contrib.kafka.transaction import Transaction
 from orchestration.declarations.sink import SinkError, TargetCheck, TargetUnavailableError
 
 if TYPE_CHECKING:
@@ -25,8 +27,16 @@ _MOST_NAMED: Final = 5
 _OPERATIONS: Final = {"Describe": AclOperation.DESCRIBE, "Read": AclOperation.READ, "Write": AclOperation.WRITE}
 
 
-def prepare(cluster: Cluster, tokens: Tokens, topic: str | None, *, is_first: bool) -> int:
-    """Have the topics ready; return how many bytes a record may have. Raises TargetUnavailableError.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Say how many bytes a record may have, and whether it must have a key."""
+
+    most_bytes: int
+    needs_key: bool
+
+
+def prepare(cluster: Cluster, tokens: Tokens, topic: str | None, *, has_key: bool, is_first: bool) -> Limits:
+    """Have the topics ready; return what a record must be like. Raises SinkError.
 
     `is_first`: no earlier attempt can have published the batch, so that the tokens' topic may be made.
     """
@@ -40,14 +50,18 @@ def prepare(cluster: Cluster, tokens: Tokens, topic: str | None, *, is_first: bo
                 f"published, make it: {tokens.command}"
             )
         tokens.make()
-    settings = tokens.settings_of(*([] if topic is None else [topic]))
+    settings = tokens.settings_of(*filter(None, (tokens.topic, topic)))
     if misfits := tokens.misfits(settings[tokens.topic]):
         raise TargetUnavailableError(
             f"{cluster.where}: the topic {tokens.topic} has {'; '.join(misfits)}: change it by kafka-configs --alter "
             f"--topic {tokens.topic} --add-config NAME=VALUE"
         )
     of_topic = {} if topic is None else settings[topic]
-    return int(cluster.options.get("message.max.bytes", of_topic.get("max.message.bytes", _MOST_BYTES)))
+    needs_key = _is_compacted(of_topic)
+    if needs_key and not has_key:
+        raise SinkError(f"{cluster.where}: {_needs_key(topic)}")
+    most_bytes = int(cluster.options.get("message.max.bytes", of_topic.get("max.message.bytes", _MOST_BYTES)))
+    return Limits(most_bytes, needs_key)
 
 
 def check_topics(cluster: Cluster, tokens: Tokens, topics: Sequence[str]) -> None:
@@ -66,13 +80,18 @@ def check_topics(cluster: Cluster, tokens: Tokens, topics: Sequence[str]) -> Non
         )
 
 
-def check_target(cluster: Cluster, topic: str | None, commits_topic: str) -> TargetCheck:
+def check_target(cluster: Cluster, topic: str | None, commits_topic: str, *, has_key: bool) -> TargetCheck:
     """Return whether the topics are there, and what the user may do. Raises SinkError."""
+    # Some options only a producer of transactions refuses. It asks the brokers for nothing yet.
+    Transaction(cluster, "forebay/", {})
     with Tokens(cluster, commits_topic) as tokens:
         if topic is not None:
             _existing(cluster, tokens, topic)
         exists = tokens.exist()
-        if exists and (misfits := tokens.misfits(tokens.settings_of()[commits_topic])):
+        settings = tokens.settings_of(*filter(None, (topic, commits_topic if exists else None)))
+        if topic is not None and not has_key and _is_compacted(settings[topic]):
+            return TargetCheck("failed", _needs_key(topic), "Say key=, or take another topic.")
+        if exists and (misfits := tokens.misfits(settings[commits_topic])):
             return TargetCheck("failed", f"the topic {commits_topic} has {'; '.join(misfits)}", "Change its settings.")
     needed: dict[str, tuple[str, ...]] = {} if topic is None else {topic: ("Describe", "Write")}
     if exists:
@@ -84,6 +103,14 @@ def check_target(cluster: Cluster, topic: str | None, commits_topic: str) -> Tar
         return TargetCheck("failed", f"{user} lacks {named}", f"Give it: {commands}")
     made = "" if exists else f"; the topic {commits_topic} is made at the first batch"
     return TargetCheck("ok", f"{topic or 'Kafka'} at {cluster.servers} answers, and may be written to{made}")
+
+
+def _is_compacted(settings: Mapping[str, str]) -> bool:
+    return "compact" in settings.get("cleanup.policy", "")
+
+
+def _needs_key(topic: str | None) -> str:
+    return f"the topic {topic} is compacted, and takes no record without a key: say key="
 
 
 def _right(topic: str) -> Right:

@@ -46,7 +46,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 class RecordColumns:
     """Say which column of a result becomes which part of a record. `value` may be `AS_JSON`: what is left as JSON.
 
-    `most_bytes`: of one record.
+    `most_bytes`: of one record. `needs_key`: the topic takes no record whose key is null.
     """
 
     key: str | None
@@ -54,6 +54,7 @@ class RecordColumns:
     headers: str | None
     topic: str | None
     most_bytes: int
+    needs_key: bool = False
 
     def of_value(self, names: Iterable[str]) -> list[str]:
         """Return the columns in the JSON of a value."""
@@ -102,6 +103,11 @@ class RecordColumns:
             for at, name in enumerate(topic.to_pylist()):
                 if name is None or not TOPIC.fullmatch(name):
                     _refuse(batch, at, f"column {self.topic} is {shown(name)}, which is no topic's name", refused)
+        if self.needs_key and key.null_count:
+            for at in (at for at, is_null in enumerate(key.is_null().to_pylist()) if is_null):
+                _refuse(
+                    batch, at, f"column {self.key} is null, and its topic, which is compacted, needs a key", refused
+                )
         for at, size in _larger(self.most_bytes - OVERHEAD, (key, value), headers):
             most = f"{self.most_bytes - OVERHEAD} (message.max.bytes or the topic's max.message.bytes, less {OVERHEAD})"
             why = f"its record has {size} bytes, and may have {most}"

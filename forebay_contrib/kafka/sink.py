@@ -221,7 +221,9 @@ class KafkaSink(Sink):
             self.load()
             from forebay_contrib.kafka.checks import check_target  # noqa: PLC0415  as above
 
-            return check_target(self._cluster(f"KafkaSink {self.target}"), self.topic, self.commits_topic)
+            return check_target(
+                self._cluster(f"KafkaSink {self.target}"), self.topic, self.commits_topic, has_key=self.key is not None
+            )
         except TargetUnavailableError as error:
             way_out = "Start the brokers, correct bootstrap_servers and options, or give the right."
             return TargetCheck("failed", str(error), way_out)
@@ -256,17 +258,20 @@ class KafkaSink(Sink):
         self._asked.discard(_id_of(attempt))
         cluster = self._cluster(attempt.name)
         with Tokens(cluster, self.commits_topic) as tokens:
-            most = prepare(cluster, tokens, self.topic, is_first=attempt.attempt == 1)
+            has_key, is_first = self.key is not None, attempt.attempt == 1
+            limits = prepare(cluster, tokens, self.topic, has_key=has_key, is_first=is_first)
             # What is refused is refused before anything is computed. The answer that counts is that of `_send`.
             with suppress(UndecidedTokenError):
                 if (found := self._earlier(tokens, attempt, was_free=was_free, wait_seconds=0)) is not None:
                     return found
             self.reached(Step.PREPARED)
-            columns = RecordColumns(self.key, self.value, self.headers, self.topic_column, most)
+            columns = RecordColumns(
+                self.key, self.value, self.headers, self.topic_column, limits.most_bytes, needs_key=limits.needs_key
+            )
             with staged_records(result, columns, attempt.name) as staged:
                 self.reached(Step.STAGED)
                 check_topics(cluster, tokens, staged.topics)
-                written = self._send(cluster, tokens, staged, attempt, was_free=was_free, most_bytes=most)
+                written = self._send(cluster, tokens, staged, attempt, was_free=was_free, most_bytes=limits.most_bytes)
                 self.reached(Step.COMMITTED)
         self.reached(Step.SWEPT)
         return written

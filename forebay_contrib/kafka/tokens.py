@@ -142,8 +142,10 @@ class Tokens:
         return wrong
 
     def settings_of(self, *topics: str) -> dict[str, Mapping[str, str]]:
-        """Return the settings of this topic and others; none of one if the user may not ask for them."""
-        asked = [ConfigResource(ResourceType.TOPIC, name) for name in (self.topic, *topics)]
+        """Return the settings of topics; none of one if the user may not ask for them."""
+        if not topics:
+            return {}
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         found: dict[str, Mapping[str, str]] = {}
         # As above.
         admin = self._cluster.admin()

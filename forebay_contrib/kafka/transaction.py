@@ -140,10 +140,10 @@ class Transaction:
                 f"this id, or because it took more than {self._seconds:g} s: nothing of it is committed. "
                 "options={'transaction.timeout.ms': …} may be as much as the brokers' transaction.max.timeout.ms"
             )
-        what = KafkaException(first)
-        return self._cluster.sink_error(
-            what, "the records are not taken", topic_right(self._failed, "Describe", "Write")
-        )
+        doing = f"the topic {self._failed}: the records are not taken"
+        if first.code() == KafkaError.INVALID_RECORD:
+            doing += " (one that is compacted takes none without a key)"
+        return self._cluster.sink_error(KafkaException(first), doing, topic_right(self._failed, "Describe", "Write"))
 
     def _retry(self, call: Any, seconds: float) -> None:  # noqa: ANN401
         """Call again while the client says that it may work."""

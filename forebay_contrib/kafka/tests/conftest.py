@@ -25,7 +25,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         pytest.skip(str(error))
     made = KafkaBroker(
         tmp_path_factory.mktemp("kafka"),
-        settings={"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200},
+        settings={
+            "log.cleaner.backoff.ms": 100,
+            "log.cleaner.dedupe.buffer.size": 4 << 20,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+        },
     )
     made.start()
     yield made

@@ -119,6 +119,8 @@ def test_a_missing_secret_and_an_unknown_option_are_named(monkeypatch: pytest.Mo
         sink(options={"sasl.password": EnvVar("KAFKA_PASSWORD")}).committed(attempt(2))
     with pytest.raises(SinkError, match=r"output 'counts'.*its options.*no\.such\.option"):
         sink(options={"no.such.option": 1}).committed(attempt(2))
+    check = sink(options={"message.timeout.ms": 400_000}).check_target()
+    assert (check.health, "its options" in check.found, "message.timeout.ms" in check.found) == ("failed", True, True)
 
 
 def test_settings_by_which_tokens_would_be_lost_are_named() -> None:

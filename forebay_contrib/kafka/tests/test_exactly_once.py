@@ -12,6 +12,7 @@ import pytest
 
 from forebay.testing.sinks import LATER, TIME, Died, _die, at, attempt, run
 from forebay_contrib.kafka.tests.kafka_target import KafkaTarget, counted
+from forebay_contrib.kafka.transaction import Transaction
 from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step, TargetUnavailableError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.support.polling import eventually
@@ -132,6 +133,44 @@ def test_a_transaction_that_the_brokers_end_is_published_by_the_next_attempt(
     assert counted(target) == dict.fromkeys(_ROWS, 1)
 
 
+def test_a_commit_whose_answer_is_lost_is_found(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a commit that the brokers have done, and that failed for the sink, which then aborts it."""
+    commit = Transaction.commit
+
+    def lost(transaction: Transaction) -> None:
+        commit(transaction)
+        raise TargetUnavailableError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "commit", lost)
+        with pytest.raises(TargetUnavailableError, match="no answer"):
+            target.sink().write(words(*_ROWS), attempt())
+    assert carry_out(target.sink(), attempt(2), *_ROWS).rows == 2
+    assert counted(target) == dict.fromkeys(_ROWS, 1)
+
+
+def test_brokers_that_are_killed_before_the_commit_get_it_when_they_are_back(
+    broker: KafkaBroker, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = target.sink()
+
+    def restart() -> None:
+        broker.kill()
+        broker.launch()
+
+    monkeypatch.setattr(sink, "reached", at(Step.IN_TRANSACTION, restart))
+    assert sink.write(words(*_ROWS), attempt()).rows == 2
+    assert carry_out(target.sink(), attempt(2), *_ROWS).rows == 2
+    assert counted(target) == dict.fromkeys(_ROWS, 1)
+
+
+def test_a_time_limit_that_the_brokers_do_not_allow_is_named(target: KafkaTarget) -> None:
+    sink = target.sink(options={"transaction.timeout.ms": 1_000_000})
+    with pytest.raises(SinkError, match=r"transactional id .*timeout"):
+        sink.write(words(*_ROWS), attempt())
+    assert counted(target) == {}
+
+
 def test_a_replay_is_refused_or_publishes_again(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     run(target.sink(), words(*_ROWS), attempt())
     computed: list[int] = []
@@ -184,6 +223,25 @@ def test_tokens_of_later_batches_and_an_open_transaction_do_not_hide_a_token(
 
 
 class TestTheTopicOfTheTokens:
+    def test_compaction_keeps_the_newest_token_of_each_batch(self, target: KafkaTarget) -> None:
+        commits = f"{target.topic}-compacted"
+        at_once = {"max.compaction.lag.ms": "1", "min.cleanable.dirty.ratio": "0", "segment.ms": "100"}
+        target.make(commits, 1, **{"cleanup.policy": "compact", **at_once})
+        sink = target.sink(commits_topic=commits, on_replay="publish")
+        for number in (1, 2):
+            sink.write(words(), attempt(number))
+        # A later token begins the segment that is not compacted.
+        later = iter(range(1, 1000))
+
+        def compacted() -> bool:
+            sink.write(words(), attempt(time=LATER + timedelta(seconds=next(later))))
+            return [one.key() for one in target.messages(commits)].count(target.messages(commits)[0].key()) == 1
+
+        eventually(compacted, "the end of the first token", seconds=60)
+        found = target.sink(commits_topic=commits).committed(attempt(3))
+        assert found is not None
+        assert found.attempt == 2
+
     def test_it_is_made_once_and_keeps_tokens_for_a_month(self, target: KafkaTarget) -> None:
         target.delete(target.commits)
         now = attempt(time=datetime.now(UTC).replace(microsecond=0))

@@ -73,24 +73,26 @@ def test_the_rights_that_it_names_suffice_and_a_missing_one_is_named(
     monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
     assert guarded.secure is not None
     target = KafkaTarget(guarded.address)
-    sink = KafkaSink(
-        bootstrap_servers=guarded.secure_address,
-        topic=target.topic,
-        commits_topic=target.commits,
-        options={
+    given: dict[str, Any] = {
+        "bootstrap_servers": guarded.secure_address,
+        "commits_topic": target.commits,
+        "options": {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": "PLAIN",
             "sasl.username": USER,
             "sasl.password": EnvVar("KAFKA_PASSWORD"),
             "ssl.ca.location": str(guarded.secure.certificate),
         },
-    )
+    }
+    sink, by_row = KafkaSink(topic=target.topic, **given), KafkaSink(topic_column="word", **given)
     [commands] = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     named = commands.replace("word_counts", target.topic).replace("forebay_commits", target.commits)
     for command in reversed(named.replace("NAME", USER).splitlines()):
         assert sink.check_target().health == "failed"
         with pytest.raises(TargetUnavailableError, match=f"kafka-acls .*'User:{USER}'"):
             sink.write(words(("a", 1)), attempt())
+        with pytest.raises(TargetUnavailableError, match=f"kafka-acls .*'User:{USER}'"):
+            by_row.write(words((target.topic, 1)), attempt())
         give(target, shlex.split(command))
     assert sink.check_target().health == "ok", sink.check_target().found
     run(sink, words(("a", 1)), attempt())

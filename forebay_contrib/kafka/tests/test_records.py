@@ -129,13 +129,14 @@ def bad_text(text: bytes) -> pa.Array:
             "column of: its key 'NaN' is there twice",
         ),
         (replace(WHOLE, value="a", most_bytes=OVERHEAD + 3), {"a": ["abc", "abcd"]}, "has 4 bytes, and may have 3"),
+        (replace(WHOLE, key="k", needs_key=True), {"k": ["a", None]}, "column k is null.* needs a key"),
         (
             RecordColumns("k", "a", "h", None, OVERHEAD + 10),
             {"k": ["abc", "abc"], "a": ["abc", "abc"], "h": pa.array([[("a", b"123")], [("a", b"1234")]], _HEADERS)},
             "has 11 bytes, and may have 10",
         ),
     ],
-    ids=["text", "no topic", "topic", "keys", "size", "size with headers"],
+    ids=["text", "no topic", "topic", "keys", "size", "no key", "size with headers"],
 )
 def test_a_row_that_can_not_be_a_record_is_named(columns: RecordColumns, batch: dict[str, Any], says: str) -> None:
     made = pa.record_batch(batch)

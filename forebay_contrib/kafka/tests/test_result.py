@@ -100,3 +100,23 @@ def test_what_the_brokers_refuse_later_leaves_nothing(broker: KafkaBroker) -> No
         sink.write(words((target.topic, 1), *rows), attempt())
     assert (target.messages(small), target.messages()) == ([], [])
     assert sink.committed(attempt(2)) is None
+
+
+def test_a_compacted_topic_takes_no_record_without_a_key(broker: KafkaBroker) -> None:
+    target = KafkaTarget(broker.address)
+    compacted = f"{target.topic}-compacted"
+    target.make(compacted, 1, **{"cleanup.policy": "compact"})
+    without = target.sink(topic=compacted)
+    with pytest.raises(SinkError, match=r"compacted is compacted, .*key="):
+        without.write(words(("a", 1)), attempt())
+    check = without.check_target()
+    assert (check.health, "is compacted" in check.found) == ("failed", True)
+    keyed = target.sink(topic=compacted, key="word")
+    assert keyed.check_target().health == "ok"
+    with pytest.raises(Exception, match=r"column word is null.* needs a key"):
+        keyed.write(words(("a", 1), (None, 2)), attempt())
+    # What only the brokers know of the topics of rows leaves nothing either.
+    by_row = target.sink(topic=None, topic_column="word")
+    with pytest.raises(SinkError, match=f"topic {compacted}: .*compacted takes none without a key"):
+        by_row.write(words((compacted, 1)), attempt())
+    assert target.messages(compacted) == []
