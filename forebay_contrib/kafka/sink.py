@@ -313,9 +313,10 @@ class KafkaSink(Sink):
             self.reached(Step.IN_TRANSACTION)
             transaction.commit()
         except FencedError:
+            # The other one's commit shows a moment after it is done.
             with suppress(UndecidedTokenError):
                 _refuse_outdated(
-                    attempt, tokens.find(self._key(attempt), attempt.batch_id, wait_seconds=_ASKING_SECONDS)
+                    attempt, tokens.find(self._key(attempt), attempt.batch_id, wait_seconds=_DECIDING_SECONDS)
                 )
             raise
         except Exception:
