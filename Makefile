@@ -120,8 +120,8 @@ s3: $(STAMP) ## the block store and sinks on a real S3 server, built once by Go 
 catalogs: $(STAMP) ## the Iceberg sink on Apache Iceberg's own REST catalog, downloaded by Maven like Kafka, and on S3; needs Java, Go
 	$(BIN)/python -m pytest -m catalogs forebay_contrib $(ARGS)
 
-kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
-	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
+kafka: $(STAMP) ## the Kafka source and sink on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
+	$(BIN)/python -m pytest -m kafka forebay_contrib tests/conformance $(ARGS)
 
 brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog; and pgbouncer
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers forebay_contrib tests/conformance $(ARGS)

@@ -31,6 +31,7 @@ __all__ = [
     "EnvVar",
     "ForeachBatchSink",
     "IcebergSink",
+    "KafkaSink",
     "Output",
     "ParquetSink",
     "Pipeline",

@@ -1,6 +1,7 @@
 # Written by `python -m release.stub`.
 from forebay_contrib.delta.sink import DeltaSink as DeltaSink
 from forebay_contrib.iceberg.sink import IcebergSink as IcebergSink
+from forebay_contrib.kafka.sink import KafkaSink as KafkaSink
 from orchestration.declarations.batch import Batch as Batch
 from orchestration.declarations.pipeline import DeclarationError as DeclarationError
 from orchestration.declarations.pipeline import Output as Output

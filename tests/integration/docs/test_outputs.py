@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[3] / "docs"
 HOW_TO = (DOCS / "how-to" / "outputs.md").read_text(encoding="utf-8")
 REFERENCE = (DOCS / "reference" / "sinks.md").read_text(encoding="utf-8")
+# Those that need no server; the page of another one is tried where its server is.
 CONTRIBUTED = sorted(
-    entry.module for entry in registered(GROUP).values() if entry.module.startswith("forebay_contrib.")
+    entry.module
+    for entry in registered(GROUP).values()
+    if entry.module.startswith("forebay_contrib.") and entry.module != "forebay_contrib.kafka.sink"
 )
 
 

@@ -46,6 +46,25 @@ class FrameWithoutSpark:
         made._function = function
         return made
 
+    def persist(self, _: object) -> FrameWithoutSpark:
+        """Return this frame: its tasks run again, with the same rows."""
+        return self
+
+    def unpersist(self) -> FrameWithoutSpark:
+        """Return this frame."""
+        return self
+
+    def select(self, *names: str) -> FrameWithoutSpark:
+        """Return a frame of these columns of the function's answers, as Spark's method does."""
+        function = self._function
+        assert function is not None
+        return self.mapInArrow(lambda batches: (one.select(list(names)) for one in function(batches)), "")
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        """Return what `collect` returns; a table without columns of no rows."""
+        answers = self.collect()
+        return pa.Table.from_pylist(answers) if answers else pa.table({"block": pa.array([], pa.binary())})
+
     def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         fields = list(to_arrow_schema(self.schema, timezone="UTC"))
         arrays = [_array([row[at] for row in rows], field.type) for at, field in enumerate(fields)]
