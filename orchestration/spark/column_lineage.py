@@ -37,26 +37,9 @@ _PYTHON_TABLE = "org.apache.spark.sql.execution.datasources.v2.python.PythonTabl
 # What computes columns, and where their expressions are.
 _EXPRESSIONS = {"Project": "projectList", "Aggregate": "aggregateExpressions", "Window": "windowExpressions"}
 # What has its children's columns, unchanged. A union or a CTE gives the ids of one side to what comes from several.
-_UNCHANGED = frozenset(
-    [
-        "CollectMetrics",
-        "Deduplicate",
-        "Distinct",
-        "Filter",
-        "GlobalLimit",
-        "Join",
-        "LocalLimit",
-        "Offset",
-        "RebalancePartitions",
-        "Repartition",
-        "RepartitionByExpression",
-        "ResolvedHint",
-        "Sample",
-        "Sort",
-        "SubqueryAlias",
-        "Tail",
-        "View",
-    ]
+_UNCHANGED = re.compile(
+    "CollectMetrics|Deduplicate|Distinct|Filter|GlobalLimit|Join|LocalLimit|Offset|RebalancePartitions|Repartition|"
+    "RepartitionByExpression|ResolvedHint|Sample|Sort|SubqueryAlias|Tail|View"
 )
 # What takes a part of a value; of which columns that part was made is known for structs only.
 _PARTS = frozenset(["ElementAt", "GetArrayItem", "GetArrayStructFields", "GetMapValue", "GetStructField"])
@@ -164,7 +147,7 @@ class _Plan:
             elif node["num-children"] == 0:
                 stream = next(left)
                 made._add_leaf(node.get("output") or [], stream if stream in streams else None)
-            elif kind not in _UNCHANGED:
+            elif _UNCHANGED.fullmatch(kind) is None:
                 raise _UnknownError(kind)
         return made
 
