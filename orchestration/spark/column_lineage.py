@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 100_000
 _MOST_REMEMBERED = 8
 
+_RELATION = "org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation"
 _PYTHON_TABLE = "org.apache.spark.sql.execution.datasources.v2.python.PythonTable"
 # What computes columns, and where their expressions are.
 _EXPRESSIONS = {"Project": "projectList", "Aggregate": "aggregateExpressions", "Window": "windowExpressions"}
@@ -45,8 +46,11 @@ _UNCHANGED = re.compile(
 _PARTS = frozenset(["ElementAt", "GetArrayItem", "GetArrayStructFields", "GetMapValue", "GetStructField"])
 # An attribute as text; the suffixes are for BIGINT and for a watermark.
 _ATTRIBUTE = re.compile(r"#(\d+)L?(?:-T\d+ms)?\Z")
-# What differs between the plans of two batches: ids, names of frames in SQL, and times such as the batch's.
-_OF_ONE_BATCH = re.compile(r"#\d+|_pyspark_[0-9a-f]{32}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?")
+# What differs between the plans of two batches: ids, names of lambdas' variables and of frames in SQL, and times such
+# as the batch's.
+_OF_ONE_BATCH = re.compile(
+    r"lambda [xyz]_\d+#\d+|#\d+|_pyspark_[0-9a-f]{32}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?"
+)
 _MOST_FIELDS = 10_000
 
 log = structlog.get_logger(__name__)
@@ -97,7 +101,7 @@ def _streams_of_leaves(plan: Any) -> list[str | None]:  # noqa: ANN401  an objec
 
 
 def _stream_of(leaf: Any) -> str | None:  # noqa: ANN401  as above
-    if leaf.nodeName() != "RelationV2":
+    if leaf.getClass().getName() != _RELATION:
         return None
     table = leaf.table()
     is_ours = table.name() == FORMAT and table.getClass().getName() == _PYTHON_TABLE

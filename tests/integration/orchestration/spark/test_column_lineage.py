@@ -189,7 +189,8 @@ def test_a_plan_is_read_once_while_batches_have_the_same(session: SparkSession) 
     def read_plan(stream: str, hour: int, column: str = "value") -> int:
         frame = read(session, stream, batch_time=f"2026-01-01T{hour:02}:00:00+00:00")
         stamped = F.lit(f"2026-01-01 {hour:02}:00:00").cast("timestamp").alias("batch")
-        chosen = session.sql(f"SELECT {column}, 1 AS one FROM {{frame}}", frame=frame).select("*", stamped)
+        each = F.transform(F.array(F.lit(1)), lambda x: x).alias("each")
+        chosen = session.sql(f"SELECT {column} FROM {{frame}}", frame=frame).select("*", each, stamped)
         asked.clear()
         found = with_sources(columns_of(chosen), cast("Any", Plans(chosen)), STREAMS, memory)
         assert [column.sources for column in found] == [((stream, column),), (), ()]
