@@ -273,6 +273,8 @@ class Output:
             )
             raise DeclarationError(message)
         self.parameters = tuple(expected)
+        # What this process knows of its plans (``orchestration.spark.column_lineage``).
+        self.column_sources: dict[str, Sequence[tuple[tuple[str, str], ...] | None]] = {}
 
     @property
     def streams(self) -> tuple[Stream, ...]:

@@ -73,11 +73,15 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Describe a column of a result; `kind` is its type as Spark writes it."""
+    """Describe a column of a result; `kind` is its type as Spark writes it.
+
+    `sources`: the streams and columns from which Spark computes its values; None: not known.
+    """
 
     name: str
     kind: str
     nullable: bool
+    sources: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,16 @@ import dagster as dg
 import structlog
 
 from orchestration.dagster_defs.shared.partitions import partition_key
+from orchestration.dagster_defs.shared.stream_assets import stream_key
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from datetime import datetime
 
     from orchestration.batches.attempt_outputs import OutputResult
-    from orchestration.declarations.pipeline import Pipeline
+    from orchestration.declarations.pipeline import Output, Pipeline
     from orchestration.declarations.sink import Column, TableAddress
 
 MILLISECONDS = 1000.0
@@ -69,6 +70,19 @@ def _schema(columns: Iterable[Column]) -> dg.TableSchema:
             for column in columns
         ]
     )
+
+
+def _lineage(columns: Sequence[Column], output: Output) -> Metadata:
+    """Return from which columns of the streams' assets the columns are computed, of those of which that is known."""
+    keys = {stream.name: stream_key(stream) for stream in output.streams}
+    known = {
+        column.name: [dg.TableColumnDep(keys[stream], source) for stream, source in column.sources]
+        for column in columns
+        if column.sources is not None
+    }
+    if not 0 < len(known) <= _MOST_COLUMNS:
+        return {}
+    return {"dagster/column_lineage": dg.MetadataValue.column_lineage(dg.TableColumnLineage(known))}
 
 
 class CommittedOutputs:
@@ -130,7 +144,8 @@ class CommittedOutputs:
     def _shown(self, batch_time: datetime, result: OutputResult) -> Metadata:
         made_by = self._pipeline.code_version if result.committed_by is None else None
         code = {} if made_by is None else {"code_version": dg.MetadataValue.text(made_by)}
-        table = address_metadata(self._pipeline.outputs[result.output].sink.address())
+        output = self._pipeline.outputs[result.output]
+        table = {**address_metadata(output.sink.address()), **_lineage(result.columns, output)}
         return {**self._metadata(batch_time), **result_metadata(result, batch_time), **table, **code}
 
     def _is_reported(self, key: dg.AssetKey, batch_time: datetime, result: OutputResult) -> bool:

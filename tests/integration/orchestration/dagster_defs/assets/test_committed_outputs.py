@@ -15,6 +15,7 @@ from orchestration.dagster_defs.assets.replay_job import ReplayConfig
 from orchestration.dagster_defs.checks.batch_checks import NONE_QUARANTINED, check_batches
 from orchestration.dagster_defs.sensors.observation_sensor import ObservationCursor, observe
 from orchestration.dagster_defs.shared.batch_plots import batches_key
+from orchestration.dagster_defs.shared.stream_assets import stream_key
 from orchestration.declarations.apply import apply
 from orchestration.status_page import addresses
 from tracker_store.batches.outputs import commits_of_batch
@@ -154,6 +155,9 @@ def test_a_materialization_has_the_figures_that_are_known_when_its_output_is_com
     table = TableMetadataSet.extract(metadata)
     assert table.column_schema is not None
     assert [column.name for column in table.column_schema.columns] == ["value"]
+    assert table.column_lineage is not None
+    [stream] = words.pipeline.streams
+    assert table.column_lineage.deps_by_column == {"value": [dg.TableColumnDep(stream_key(stream), "value")]}
     assert table.partition_row_count == metadata["records"].value
     assert UriMetadataSet.extract(metadata).uri == system.output.as_uri()
     pipeline_id = get_pipeline(system.connection, "words").pipeline_id
