@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.spark.reading.data_source import FORMAT
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, MutableMapping, Sequence
@@ -83,7 +84,7 @@ def with_sources(
             memory[key] = [read.sources(_id_of(each)) for each in str(plan.output().mkString("\0")).split("\0")]
         return tuple(replace(column, sources=found) for column, found in zip(columns, memory[key], strict=True))
     except Exception as error:  # noqa: BLE001  any Spark, any plan: the batch goes on
-        log.debug("no column lineage", reason=f"{type(error).__name__}: {error}"[:500])
+        log.debug("no column lineage", reason=shortened(f"{type(error).__name__}: {error}", 500))
         return columns
 
 
