@@ -197,7 +197,8 @@ def _postgres(frame: DataFrame, directory: Path, servers: ExitStack) -> Target:
     url = sa.make_url(server.url).set(drivername="postgresql")
     os.environ[_POSTGRES] = url.render_as_string(hide_password=False)
     file = directory / "rows.csv"
-    rows = frame.toArrow()
+    # The rows that the sink's table has, which adds the batch's time.
+    rows = frame.withColumn("_batch_time", frame["at"]).toArrow()
     csv.write_csv(rows, file, csv.WriteOptions(include_header=False))
     names = ", ".join(rows.column_names)
     command = [str(server.binaries / "psql"), "--no-psqlrc", "--quiet", "--dbname", os.environ[_POSTGRES]]
