@@ -181,10 +181,12 @@ def _iceberg(
     # As a program does that stays up, and appends now and then: it has the catalog, and reads the table's state.
     catalog.create_namespace_if_not_exists("plain")
 
-    def plain(_: int) -> None:
+    def plain(number: int) -> None:
         rows = frame.toArrow()
         with synced(folder):
-            catalog.create_table_if_not_exists("plain.events", rows.schema).append(rows)
+            name = "plain.events"
+            table = catalog.load_table(name) if number else catalog.create_table(name, rows.schema)
+            table.append(rows)
 
     sink = IcebergSink("shop.events", catalog=declared)
     return Target(name, sink, plain, "toArrow, pyiceberg's append" + (", synced" if folder else ""))

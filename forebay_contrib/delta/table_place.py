@@ -7,6 +7,7 @@ that a commit is. Errors hold no secret.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,9 @@ class TablePlace:
 
         options = self.resolved(where)
         try:
+            with suppress(deltalake.exceptions.TableNotFoundError):
+                return deltalake.DeltaTable(self.target, storage_options=options)
+            # Asked only now: a store answers each look after milliseconds.
             if deltalake.DeltaTable.is_deltatable(self.target, options):
                 return deltalake.DeltaTable(self.target, storage_options=options)
             if any(name.startswith("date=") for name in self._names(options)):
