@@ -63,6 +63,11 @@ class Server:
         finally:
             connection.close()
 
+    @property
+    def binaries(self) -> Path:
+        """Return the folder of the server's programs."""
+        return self._embedded.binaries
+
     def version(self) -> str:
         """Return the server's version, such as 18.4."""
         return str(self.execute("SHOW server_version")[0][0])

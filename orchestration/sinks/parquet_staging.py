@@ -159,7 +159,7 @@ class ParquetStaging:
 
         if self.batch_time is None:
             return rows
-        time = pa.array([self.batch_time] * rows.num_rows, pa.timestamp("us", "UTC"))
+        time = pa.repeat(pa.scalar(self.batch_time, pa.timestamp("us", "UTC")), rows.num_rows)
         return rows.append_column(pa.field(BATCH_TIME, time.type), time)
 
 
