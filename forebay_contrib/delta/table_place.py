@@ -7,6 +7,7 @@ that a commit is. Errors hold no secret.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,12 +116,11 @@ class TablePlace:
 
         options = self.resolved(where)
         try:
-            try:
-                # Without a look before, which reads the log once more.
+            with suppress(deltalake.exceptions.TableNotFoundError):
                 return deltalake.DeltaTable(self.target, storage_options=options)
-            except deltalake.exceptions.TableNotFoundError:
-                if deltalake.DeltaTable.is_deltatable(self.target, options):
-                    raise
+            # Asked only now: a store answers each look after milliseconds.
+            if deltalake.DeltaTable.is_deltatable(self.target, options):
+                return deltalake.DeltaTable(self.target, storage_options=options)
             if any(name.startswith("date=") for name in self._names(options)):
                 raise SinkError(
                     f"{where}: {self.target} has folders of Parquet files, as ParquetSink makes them, and readers "
