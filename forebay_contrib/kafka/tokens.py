@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -29,7 +30,7 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from forebay_contrib.kafka.cluster import ANSWER_SECONDS, topic_right
 from orchestration.declarations.sink import TargetUnavailableError
@@ -56,6 +57,8 @@ SETTINGS: Final[Mapping[str, str]] = {
 _MARGIN_MS: Final = 1000
 # How old a record's time may be, as brokers before 3.6 and since call it.
 _OLDEST: Final = ("message.timestamp.difference.max.ms", "message.timestamp.before.max.ms")
+# librdkafka's own name is that of brokers whose versions it knows.
+_NOT_SUPPORTED: Final = (KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE)  # noqa: SLF001
 _PARTITION: Final = 0
 _RECORDS: Final = 10_000
 _POLL_SECONDS: Final = 0.02
@@ -178,13 +181,14 @@ class Tokens:
             [begin] = self.consumer.offsets_for_times([asked], ANSWER_SECONDS)
             if begin.error is not None:
                 raise KafkaException(begin.error)
-            if begin.offset == OFFSET_END:
-                return None
-            ours = [
-                _offset(one)
-                for one in self._read(self.consumer, begin.offset, self._end(self.consumer))
-                if one.key() == key
-            ]
+            at = begin.offset
+            if at == OFFSET_END:
+                # The brokers look into one segment: the first that had a record of this time or a later one, which
+                # compaction may have removed. Tokens behind it are not found by their time then.
+                if self._newest_time() < asked.offset:
+                    return None
+                at = self._ends(self.consumer)[0]
+            ours = [_offset(one) for one in self._read(self.consumer, at, self._end(self.consumer)) if one.key() == key]
             if not ours:
                 return None
             with contextlib.closing(self._cluster.consumer(committed=True)) as committed:
@@ -199,12 +203,34 @@ class Tokens:
                 found = [one.value() for one in self._read(committed, ours[0], end) if one.key() == key]
         return Token.decoded(found[-1]) if found and found[-1] is not None else None
 
+    def _newest_time(self) -> float:
+        """Return the latest time that a record of the topic had, removed ones too; infinity if brokers can't say it."""
+        # Its answers come as long as it is there.
+        admin = self._cluster.admin()
+        [answer] = admin.list_offsets(
+            {self._place: OffsetSpec.max_timestamp()},  # type: ignore[no-untyped-call]
+            request_timeout=ANSWER_SECONDS,
+        ).values()
+        try:
+            found = answer.result(ANSWER_SECONDS)
+        except KafkaException as error:
+            # Brokers before 3.0.
+            if error.args[0].code() not in _NOT_SUPPORTED:
+                raise
+            return math.inf
+        # They name none also for a batch of records that compaction has emptied.
+        return float(found.timestamp) if found.timestamp >= 0 else math.inf
+
     def _end(self, consumer: Consumer) -> int:
         """Return the offset after the last record that a consumer gets."""
+        return self._ends(consumer)[1]
+
+    def _ends(self, consumer: Consumer) -> tuple[int, int]:
+        """Return the offsets of the first record, and after the last one that a consumer gets."""
         ends = consumer.get_watermark_offsets(self._place, ANSWER_SECONDS)
         if ends is None or ends[1] is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  librdkafka's own name
-        return int(ends[1])
+        return int(ends[0]), int(ends[1])
 
     def _read(self, consumer: Consumer, begin: int, end: int) -> Iterator[Message]:
         """Yield the records from `begin` up to `end`, as far as the consumer gets them."""
