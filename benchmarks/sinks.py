@@ -60,7 +60,7 @@ def _ours(sink: Sink, frame: DataFrame, number: int) -> tuple[float, dict[str, f
     attempt = OutputAttempt("shop", 1, "events", batch_time, 1, "run", {1: "run"})
     began = time.perf_counter()
     steps = _Steps(began, {})
-    sink.reached = steps.reached  # type: ignore[method-assign]  as tests do
+    sink.reached = steps.reached  # type: ignore[method-assign]  # as tests do
     written = sink.write(frame, attempt)
     if sink.publishes:
         steps.taken["written"] = time.perf_counter() - began

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Report
     from orchestration.declarations.sink import Sink
+    from receiver_runtime.sources.fields.secret import Secret
 
 _KEY, _SECRET, _URL, _POSTGRES = (f"FOREBAY_BENCHMARK_{name}" for name in ("KEY", "SECRET", "URL", "POSTGRES"))
 _REGION = "us-east-1"
@@ -108,7 +109,11 @@ def _on_s3(frame: DataFrame, server: S3Server) -> Iterator[Target]:
     )
     place = {"aws_endpoint_url": f"http://{address}", "aws_allow_http": "true", "aws_region": _REGION}
     options = {**place, "aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
-    declared = {**place, "aws_access_key_id": EnvVar(_KEY), "aws_secret_access_key": EnvVar(_SECRET)}
+    declared: dict[str, str | Secret] = {
+        **place,
+        "aws_access_key_id": EnvVar(_KEY),
+        "aws_secret_access_key": EnvVar(_SECRET),
+    }
 
     def parquet(number: int) -> None:
         pq.write_table(frame.toArrow(), f"{BUCKET}/plain/parquet{number}.parquet", filesystem=files)
