@@ -48,9 +48,7 @@ _PARTS = frozenset(["ElementAt", "GetArrayItem", "GetArrayStructFields", "GetMap
 _ATTRIBUTE = re.compile(r"#(\d+)L?(?:-T\d+ms)?\Z")
 # What differs between the plans of two batches: ids, names of lambdas' variables and of frames in SQL, and times such
 # as the batch's.
-_OF_ONE_BATCH = re.compile(
-    r"lambda [xyz]_\d+#\d+|#\d+|_pyspark_[0-9a-f]{32}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?"
-)
+_OF_ONE_BATCH = re.compile(r"lambda [xyz]_\d+#\d+|#\d+|_pyspark_[0-9a-f]{32}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?")
 _MOST_FIELDS = 10_000
 
 log = structlog.get_logger(__name__)
