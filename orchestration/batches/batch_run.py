@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from orchestration.batches.batch_inputs import BatchInputs
     from orchestration.declarations.pipeline import Output, Pipeline, Stream
     from orchestration.declarations.settings import Settings
+    from orchestration.declarations.sink import Column
     from orchestration.spark.output_threads import OutputThreads
     from tracker_store.batches.batches import AttemptRow
     from tracker_store.batches.outputs import OutputCommit
@@ -299,14 +300,15 @@ def _run_outputs(
             of_attempt = OutputAttempt(
                 pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs, began_at
             )
-            written = run_output(
-                engine,
-                output,
-                of_attempt,
-                lambda: output_result(output, batch, inputs, settings=settings, session=session),
-                replaces=attempt.replaces,
-            )
+            computed: list[DataFrame] = []
+
+            def compute() -> DataFrame:
+                computed.append(output_result(output, batch, inputs, settings=settings, session=session))
+                return computed[0]
+
+            written = run_output(engine, output, of_attempt, compute, replaces=attempt.replaces)
             publish(engine, pipeline_id, output, written.location, batch_time=batch_time)
+            seconds = time.monotonic() - started
             return OutputResult(
                 output.name,
                 attempt.number,
@@ -314,9 +316,9 @@ def _run_outputs(
                 written.rows,
                 lost.blocks,
                 lost.records,
-                seconds=time.monotonic() - started,
+                seconds=seconds,
                 refused=written.refused,
-                columns=written.columns,
+                columns=_with_sources(written.columns, computed, output),
             )
         publish(engine, pipeline_id, output, commit.location, batch_time=batch_time)
         return _committed_before(commit, lost, runs)
@@ -335,6 +337,15 @@ def _run_outputs(
     publish_what_is_left(engine, pipeline, pipeline_id)
     by_name = {result.output: result for result in results}
     return [by_name[output.name] for output in attempt.outputs]
+
+
+def _with_sources(columns: tuple[Column, ...], computed: Sequence[DataFrame], output: Output) -> tuple[Column, ...]:
+    """Return the columns with their sources, once readers see the result: a first plan may take half a second."""
+    if not columns or not computed:
+        return columns
+    from orchestration.spark.column_lineage import with_sources  # noqa: PLC0415  loads pyspark
+
+    return with_sources(columns, computed[0], {stream.name for stream in output.streams}, output.column_sources)
 
 
 def _needs(output: Output, inputs: BatchInputs) -> list[tuple[str, ...]]:

@@ -39,7 +39,6 @@ def run_output(
         SinkError: the sink can't keep the result.
         AttemptSupersededError: the batch has a newer attempt; the driver log changed nothing.
     """
-    result: DataFrame | None = None
     found = output.sink.committed(attempt)
     if found is not None and (found.attempt == attempt.attempt or not replaces):
         log.info("committed in the target already", output=output.name, attempt=found.attempt)
@@ -70,12 +69,7 @@ def run_output(
 
     # Wait through an outage: the result is computed, and the commit is idempotent.
     retry_statement(engine, commit, f"commit of {attempt.name}")
-    if result is None or not written.columns:
-        return written
-    from orchestration.spark.column_lineage import with_sources  # noqa: PLC0415  loads pyspark
-
-    streams = {stream.name for stream in output.streams}
-    return replace(written, columns=with_sources(written.columns, result, streams, output.column_sources))
+    return written
 
 
 def _columns(result: DataFrame) -> tuple[Column, ...]:
