@@ -27,6 +27,7 @@ ACCOUNT = "forebay"
 KEY = base64.b64encode(b"forebay-secret").decode()
 CONTAINER = "blocks"
 _INSTALL_SECONDS = 600.0
+_START_FROM = Path(__file__).with_name("azurite_start_from.js")
 
 
 class NoAzuriteError(Exception):
@@ -55,7 +56,12 @@ def program() -> list[str]:
             if installed.returncode != 0:
                 raise NoAzuriteError(f"{NoAzuriteError.__doc__} {installed.stderr[-500:]}")
             whole.rename(made)
-    return [node, str(made / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js")]
+    return [
+        node,
+        "--require",
+        str(_START_FROM),
+        str(made / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"),
+    ]
 
 
 class AzuriteServer:
