@@ -122,7 +122,13 @@ def is_away(error: Exception) -> bool:
     """Return whether a catalog can't be reached, or its client lacks a package."""
     from pyiceberg import exceptions  # noqa: PLC0415
 
-    away = (exceptions.NotInstalledError, exceptions.ServiceUnavailableError, exceptions.TooManyRequestsError)
+    # ImportError: clients of stores import their packages when they are used first.
+    away = (
+        ImportError,
+        exceptions.NotInstalledError,
+        exceptions.ServiceUnavailableError,
+        exceptions.TooManyRequestsError,
+    )
     # Of requests, SQLAlchemy, botocore and Thrift, of which a catalog of another type has installed none.
     names = {kind.__name__ for kind in type(error).__mro__}
     unreachable = {"RequestException", "OperationalError", "HTTPClientError", "TTransportException"}

@@ -23,7 +23,6 @@ from tests.support.servers.azurite import ACCOUNT, CONTAINER, KEY, AzuriteServer
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.s3, pytest.mark.spark]
@@ -126,14 +125,6 @@ class TestDeltaSinkOnS3(_OnObjectStore):
             "aws_region": "us-east-1",
         }
         return DeltaOnStore(f"s3://{BUCKET}/{prefix}", plain, "aws_secret_access_key", SECRET_KEY)
-
-
-@pytest.fixture(scope="module")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
-    server = AzuriteServer(tmp_path_factory.mktemp("azurite"))
-    server.start()
-    yield server
-    server.kill()
 
 
 class TestDeltaSinkOnAzure(_OnObjectStore):

@@ -84,6 +84,11 @@ class AzuriteServer:
         return f"http://{self.authority}/{ACCOUNT}"
 
     @property
+    def connection(self) -> str:
+        """Return the account's connection string, with its key."""
+        return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={self.url};"
+
+    @property
     def _files(self) -> Any:  # noqa: ANN401  pyarrow has no types
         return AzureFileSystem(
             ACCOUNT,
