@@ -2,21 +2,5 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import pytest
-
 from tests.conformance.source_rig import make_rig as make_rig  # noqa: PLC0414  a fixture
-from tests.support.servers.azurite import AzuriteServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="module")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
-    """Return a server of Azure's blobs, for the tests of a module."""
-    server = AzuriteServer(tmp_path_factory.mktemp("azurite"))
-    server.start()
-    yield server
-    server.kill()
+from tests.integration.s3.conftest import azurite as azurite  # noqa: PLC0414  a fixture

@@ -137,5 +137,5 @@ class TestDeltaSinkOnAzure(_OnObjectStore):
 
     def table_at(self, prefix: str) -> DeltaOnStore:
         location = f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/{prefix}"
-        plain = {"azure_endpoint": self.server.url, "allow_http": "true"}
+        plain = {"azure_endpoint": self.server.endpoint, "allow_http": "true"}
         return DeltaOnStore(location, plain, "azure_storage_account_key", KEY)

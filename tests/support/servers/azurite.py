@@ -10,9 +10,11 @@ import base64
 import os
 import shutil
 import tempfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 from pyarrow.fs import AzureFileSystem, FileSelector, FileType
 
 from tests.support.commands.run_program import run_program
@@ -79,14 +81,28 @@ class AzuriteServer:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def url(self) -> str:
+    def endpoint(self) -> str:
         """Return the account's address."""
         return f"http://{self.authority}/{ACCOUNT}"
+
+    def url(self, prefix: str) -> str:
+        """Return the URL of what is below a prefix, as pyarrow takes it: it has no account key, but a signature."""
+        signed = generate_account_sas(
+            ACCOUNT,
+            KEY,
+            ResourceTypes(container=True, object=True),
+            AccountSasPermissions(read=True, write=True, delete=True, list=True),
+            datetime.now(UTC) + timedelta(days=1),
+        )
+        return (
+            f"abfs://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/{prefix}?blob_storage_authority={self.authority}"
+            f"&dfs_storage_authority={self.authority}&enable_tls=false&{signed}"
+        )
 
     @property
     def connection(self) -> str:
         """Return the account's connection string, with its key."""
-        return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={self.url};"
+        return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={self.endpoint};"
 
     @property
     def _files(self) -> Any:  # noqa: ANN401  pyarrow has no types
