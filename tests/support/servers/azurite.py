@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 from pyarrow.fs import AzureFileSystem, FileSelector, FileType
 
 from tests.support.commands.run_program import run_program
@@ -87,6 +86,12 @@ class AzuriteServer:
 
     def url(self, prefix: str) -> str:
         """Return the URL of what is below a prefix, as pyarrow takes it: it has no account key, but a signature."""
+        from azure.storage.blob import (  # noqa: PLC0415  slow to load, and most tests need none
+            AccountSasPermissions,
+            ResourceTypes,
+            generate_account_sas,
+        )
+
         signed = generate_account_sas(
             ACCOUNT,
             KEY,
