@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import threading
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from tests.support.servers.azurite import ACCOUNT, CONTAINER, KEY, AzuriteServer
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
 pytestmark = [pytest.mark.s3, pytest.mark.spark]
@@ -103,6 +106,26 @@ class _OnObjectStore(DeltaSuite):
         sink.write(words(("a", 3)), attempt(2))
         assert target.rows() == expected
         assert [row["extra"] for row in target.read() if row["word"] == "b"] == ["x"]
+
+    def test_two_batches_that_are_committed_at_once_are_both_kept(
+        self, target: DeltaOnStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Check what a put without a condition would break: both writers have read the same version."""
+        target.sink().write(words(("old", 0)), attempt(time=TIME - timedelta(seconds=10)))
+        both = threading.Barrier(2)
+
+        def write(word: str, time: datetime) -> None:
+            sink, reads = target.sink(), iter(range(100))
+            # It reads the table when it begins, and again before it commits.
+            target.call_when_read(sink, monkeypatch, lambda: both.wait(60) if next(reads) <= 1 else None)
+            sink.write(words((word, 1)), attempt(time=time))
+
+        with ThreadPoolExecutor(2) as pool:
+            times = [TIME, TIME + timedelta(seconds=10)]
+            for done in [pool.submit(write, word, time) for word, time in zip("ab", times, strict=True)]:
+                done.result(120)
+        assert target.rows() == [("a", 1), ("b", 1), ("old", 0)]
+        assert target.commits() == 3
 
     def test_the_secrets_are_in_no_declaration(self, target: DeltaOnStore) -> None:
         declared = target.sink().declaration()
