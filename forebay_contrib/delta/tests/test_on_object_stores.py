@@ -39,6 +39,7 @@ class DeltaOnStore(DeltaTarget):
     def __init__(self, location: str, plain: dict[str, str], key: str, secret: str) -> None:
         self.location = location
         self.secret = key
+        self.value = secret
         self.options = {**plain, key: secret}
         self.declared = {**plain, key: EnvVar(_SECRET)}
 
@@ -59,7 +60,7 @@ class _OnObjectStore(DeltaSuite):
 
     def new_target(self, folder: Path) -> DeltaOnStore:
         target = self.table_at(f"delta/{folder.name}")
-        self.environment.setenv(_SECRET, target.options[target.secret])
+        self.environment.setenv(_SECRET, target.value)
         return target
 
     def refused_rows(self, folder: Path) -> list[str]:
@@ -116,8 +117,13 @@ class _OnObjectStore(DeltaSuite):
 
         def write(word: str, time: datetime) -> None:
             sink, reads = target.sink(), iter(range(100))
-            # It reads the table when it begins, and again before it commits.
-            target.call_when_read(sink, monkeypatch, lambda: both.wait(60) if next(reads) <= 1 else None)
+
+            def meet() -> None:
+                # It reads the table when it begins, and again before it commits.
+                if next(reads) <= 1:
+                    both.wait(60)
+
+            target.call_when_read(sink, monkeypatch, meet)
             sink.write(words((word, 1)), attempt(time=time))
 
         with ThreadPoolExecutor(2) as pool:
