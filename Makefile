@@ -114,7 +114,7 @@ docs: $(STAMP) ## the documentation as a site, in build/site; a warning, such as
 	  uv sync --quiet --locked --only-group docs --python $(BIN)/python
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build $(ARGS)
 
-s3: $(STAMP) ## the block store and sinks on a real S3 server, built once by Go into ~/.cache/forebay-tests
+s3: $(STAMP) ## the block store and sinks on a real S3 server, built by Go, and sinks on Azurite, from npm; once, into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 forebay_contrib $(ARGS)
 
 catalogs: $(STAMP) ## the Iceberg sink on Apache Iceberg's own REST catalog, downloaded by Maven like Kafka, and on S3; needs Java, Go

@@ -62,6 +62,14 @@ class TablePlace:
         """Return the place of a declaration. Raises DeclarationError."""
         options = {key: _checked(key, value) for key, value in (storage_options or {}).items()}
         found = _URL.match(path) if isinstance(path, str) else None
+        if found is not None and found[1] == "uc":
+            # deltalake registers the stores' clients while it holds the lock of their table: most processes hang.
+            message = (
+                f"DeltaSink: path {SecretUrl(str(path)).name!r} is a table of Unity Catalog, which deltalake does not "
+                "open reliably with the credentials that the catalog gives: write the storage location of an external "
+                "table, as s3://BUCKET/PREFIX, and the store's own credentials in storage_options"
+            )
+            raise DeclarationError(message)
         if found is not None and found[1] in _SCHEMES:
             target = str(path).rstrip("/")
             if SecretUrl(target).has_secret or not _PLAIN_URL.fullmatch(target):

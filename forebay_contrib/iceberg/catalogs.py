@@ -124,9 +124,10 @@ def is_away(error: Exception) -> bool:
     """Return whether a catalog can't be reached, or its client lacks a package."""
     from pyiceberg import exceptions  # noqa: PLC0415
 
+    # ImportError: clients of stores import their packages when they are used first.
     away = (
-        *(exceptions.NotInstalledError, exceptions.ServiceUnavailableError, exceptions.TooManyRequestsError),
-        *(exceptions.ServerError, exceptions.CommitStateUnknownException),
+        *(ImportError, exceptions.NotInstalledError, exceptions.ServiceUnavailableError),
+        *(exceptions.TooManyRequestsError, exceptions.ServerError, exceptions.CommitStateUnknownException),
     )
     # Of requests, SQLAlchemy, botocore and Thrift, of which a catalog of another type has installed none.
     names = {kind.__name__ for kind in type(error).__mro__}

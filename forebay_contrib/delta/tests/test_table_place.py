@@ -45,6 +45,11 @@ def test_another_url_is_refused_without_its_secrets(path: str) -> None:
     assert "secret@" not in str(refused.value)
 
 
+def test_a_table_of_unity_is_refused_with_the_way_out() -> None:
+    with pytest.raises(DeclarationError, match=r"'uc://c\.s\.t' .* Unity Catalog.* storage location.*own credentials"):
+        DeltaSink("uc://c.s.t", storage_options={"databricks_token": EnvVar("TOKEN")})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [

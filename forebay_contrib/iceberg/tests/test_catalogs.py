@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
@@ -201,6 +202,15 @@ def test_a_catalog_that_is_away_blocks_the_batch(monkeypatch: pytest.MonkeyPatch
     server.close()
     with pytest.raises(TargetUnavailableError, match="the catalog 'forebay' can't be opened"):
         IcebergSink("s.t", catalog=_rest(server)).write(words(("a", 1)), attempt())
+
+
+def test_a_store_whose_client_is_not_installed_blocks_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    catalog: Properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": "abfss://c@a.dfs/w"}
+    with pytest.raises(TargetUnavailableError, match="adlfs"):
+        IcebergSink("s.t", catalog=catalog).write(words(("a", 1)), attempt())
 
 
 def test_a_catalog_that_goes_away_blocks_the_batch_and_shows_no_secret(

@@ -1,4 +1,4 @@
-"""Run the suites of sinks and of file-based tables on Iceberg tables: in a directory, partitioned, on S3, by REST."""
+"""Run the suites of sinks and of file-based tables on Iceberg tables: local, partitioned, on S3 and Azure, by REST."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 from forebay_contrib.iceberg.tests.iceberg_target import IcebergTarget, files_on
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import attempt
+from tests.support.servers.azurite import ACCOUNT, CONTAINER, AzuriteServer
 from tests.support.servers.iceberg_catalog import IcebergCatalogServer
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from tests.support.sinks.file_table_suite import LATER, FileTableSuite
@@ -67,27 +68,59 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     made.kill()
 
 
-class _OnS3(_WithoutSpark):
+class _OnStore(_WithoutSpark):
+    server: S3Server | AzuriteServer
+
     @pytest.fixture(autouse=True)
-    def _server(self, server: S3Server) -> None:
-        self.server = server
+    def _prefix(self) -> None:
         self.prefix = f"t{secrets.token_hex(4)}"
 
     def refused_rows(self, folder: Path) -> list[str]:
-        """Return those in the server's own directory."""
+        """Return those on the server."""
         del folder
-        return super().refused_rows(self.server.objects / self.prefix)
+        return super().refused_rows(self.server.folder(self.prefix))
+
+    def target_at(self, folder: Path, warehouse: str, files: dict[str, str]) -> IcebergTarget:
+        """Return a table of the SQL catalog whose files are on the server."""
+        self.environment.setenv("CATALOG_URI", f"sqlite:///{folder}/catalog.db")
+        catalog = {"type": "sql", "uri": "env:CATALOG_URI", "warehouse": f"{warehouse}/{self.prefix}", **files}
+        return IcebergTarget(folder, catalog, partition_by=["bucket(4, _batch_time)"])
+
+
+class _OnS3(_OnStore):
+    server: S3Server
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: S3Server) -> None:
+        self.server = server
 
 
 @pytest.mark.s3
 @pytest.mark.spark
 class TestOnS3(_OnS3):
     def new_target(self, folder: Path) -> IcebergTarget:
-        self.environment.setenv("CATALOG_URI", f"sqlite:///{folder}/catalog.db")
-        warehouse = {"type": "sql", "uri": "env:CATALOG_URI", "warehouse": f"s3://{BUCKET}/{self.prefix}"}
-        return IcebergTarget(folder, {**warehouse, **files_on(self.server)}, partition_by=["bucket(4, _batch_time)"])
+        return self.target_at(folder, f"s3://{BUCKET}", files_on(self.server))
 
     # Spark's tasks are given the partitions, the store and its secrets.
+    test_values_are_read_back_as_they_were = _Suite.test_values_are_read_back_as_they_were
+
+
+@pytest.mark.s3
+@pytest.mark.spark
+class TestOnAzure(_OnStore):
+    """On Azure's blobs, by adlfs, which pyiceberg takes for abfss:// if nothing else is said."""
+
+    server: AzuriteServer
+
+    @pytest.fixture(autouse=True)
+    def _server(self, azurite: AzuriteServer) -> None:
+        self.server = azurite
+
+    def new_target(self, folder: Path) -> IcebergTarget:
+        self.environment.setenv("AZURE_CONNECTION", self.server.connection)
+        warehouse = f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net"
+        return self.target_at(folder, warehouse, {"adls.connection-string": "env:AZURE_CONNECTION"})
+
     test_values_are_read_back_as_they_were = _Suite.test_values_are_read_back_as_they_were
 
 

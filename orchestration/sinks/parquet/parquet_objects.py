@@ -41,6 +41,7 @@ from orchestration.sinks.refused_files import show
 from orchestration.sinks.table_columns import arrow_schema
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.roots import without_secrets
+from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.block_store.stores.objects import open_objects
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 
@@ -215,7 +216,9 @@ class ParquetObjects:
             yield
         except (SecretError, BlockStoreError, OSError) as error:
             kind = TargetUnavailableError if isinstance(error, SecretError) else SinkError
-            raise kind(f"{doing}: ParquetSink {self.shown}: {error}") from error
+            # pyarrow repeats the address of a request, which may be signed; the cause would be printed.
+            said = str(error) if isinstance(error, SecretError) else SecretUrl(self._resolved()).scrub(str(error))
+            raise kind(f"{doing}: ParquetSink {self.shown}: {said}") from None
 
 
 def _known(objects: Objects) -> pa.Schema | None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.support.commands.run_program import run_program
 from tests.support.machine.held_ports import held_ports
+from tests.support.servers.listening import started
+
+if TYPE_CHECKING:
+    import subprocess
 
 VERSION = "v1.8.0"
 ACCESS_KEY = "forebay"
 SECRET_KEY = "forebay-secret"
 BUCKET = "blocks"
-_DEADLINE_SECONDS = 60.0
 _ATTEMPTS = 3
 
 
@@ -68,6 +69,10 @@ class S3Server:
         """Return the directory of the bucket's objects."""
         return self._directory / "objects" / BUCKET
 
+    def folder(self, prefix: str) -> Path:
+        """Return the directory of the objects below a prefix."""
+        return self.objects / prefix
+
     def url(self, prefix: str) -> str:
         """Return the URL of the block store below a prefix."""
         return (
@@ -77,28 +82,15 @@ class S3Server:
 
     def start(self) -> None:
         """Start the server; return when it accepts connections."""
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(str(self._program), "--access", ACCESS_KEY, "--secret", SECRET_KEY),
-                    *("--port", f"{self._address}:{self.port}", "--quiet"),
-                    *("posix", str(self._directory / "objects")),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        deadline = time.monotonic() + _DEADLINE_SECONDS
-        while True:
-            try:
-                socket.create_connection((self._address, self.port), timeout=1).close()
-            except OSError:
-                said = (self._directory / "log").read_text()
-                assert self._process.poll() is None, f"the S3 server ended: {said}"
-                assert time.monotonic() < deadline, f"the S3 server takes no connections: {said}"
-                time.sleep(0.01)
-            else:
-                return
+        self._process = started(
+            [
+                *(str(self._program), "--access", ACCESS_KEY, "--secret", SECRET_KEY),
+                *("--port", f"{self._address}:{self.port}", "--quiet"),
+                *("posix", str(self._directory / "objects")),
+            ],
+            (self._address, self.port),
+            self._directory / "log",
+        )
 
     def signal(self, number: int) -> None:
         """Send the server a signal."""
