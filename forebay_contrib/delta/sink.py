@@ -19,7 +19,7 @@ from forebay_contrib.delta.commits import Commit, Mode, committed_in, is_newest
 from forebay_contrib.delta.partitions import DeltaPartitions, unsupported
 from forebay_contrib.delta.retention import has_forgotten
 from forebay_contrib.delta.table_place import TablePlace
-from forebay_contrib.delta.tables import columns_of, description, is_own, not_written
+from forebay_contrib.delta.tables import columns_of, description, is_own, not_written, without_feature
 from forebay_contrib.delta.upkeep import look_after
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, SinkError, TargetCheck, TargetUnavailableError
@@ -173,6 +173,11 @@ class DeltaSink(FileTableSink):
         import pyarrow as pa  # noqa: PLC0415
 
         columns = super()._columns(schema, where)
+        for name in without_feature(columns):
+            raise SinkError(
+                f"{where}: its column {name!r} has a timestamp_ntz within a map, and deltalake would make a table that "
+                "no reader opens: cast it to timestamp or string, or give an array of structs by map_entries(map)"
+            )
         for name, of in [
             *((name, "key") for name in self.key),
             *((name, "partition_by") for name in self.partition_by),

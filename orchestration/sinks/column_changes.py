@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar, get_args
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.refused_rows import with_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +28,6 @@ ColumnPolicy = Literal["add", "refuse"]
 Given = TypeVar("Given")  # a type of a result's column
 There = TypeVar("There")  # a type of a table's column
 
-# Arrow calls what is in a list item, Parquet element, and DuckDB l.
-_IN_A_LIST = re.compile(r"\blist<\w+: ")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -402,7 +401,16 @@ def _inner(type_: pa.DataType) -> dict[str, pa.DataType]:
     return {}
 
 
-def _plain(type_: pa.DataType) -> str:
-    """Return the type's name without differences of layout (large_string, string_view) and of names inside a list."""
-    spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
-    return _IN_A_LIST.sub("list<", spelled).replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """Return the type without differences of layout, and without the names that Arrow gives to what is in a list."""
+    return with_leaves(type_, _plain_leaf)
+
+
+def _plain_leaf(type_: pa.DataType) -> pa.DataType:
+    import pyarrow as pa  # noqa: PLC0415
+
+    if pa.types.is_timestamp(type_) and type_.tz in {"+00:00", "Etc/UTC"}:
+        return pa.timestamp(type_.unit, "UTC")
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_) else type_
