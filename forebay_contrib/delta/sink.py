@@ -251,8 +251,7 @@ class DeltaSink(FileTableSink):
         del schema, attempt
         table = connection.table
         columns = self.partition_by if table is None else tuple(table.metadata().partition_columns)
-        parting = DeltaPartitions(columns) if columns else None
-        return staged_files(result, replace(staging, parting=parting), self.key)
+        return staged_files(result, replace(staging, parting=DeltaPartitions(columns)), self.key)
 
     def _try_commit(
         self,
