@@ -33,18 +33,26 @@ VALUES: Mapping[str, Sequence[str]] = {
         f"TIMESTAMP'{one}'"
         for one in (
             *("0001-01-01 00:00:00Z", "1582-10-10 00:00:00Z", "1883-11-18 12:03:57Z", "1969-12-31 23:59:59.999999Z"),
-            *("2026-03-29 01:30:00Z", "9999-12-31 23:59:59.999999Z"),
+            *("1899-12-31 23:59:59.999999+00:19:32", "2026-03-29 01:30:00Z", "9999-12-31 23:59:59.999999Z"),
         )
     ],
     "TIMESTAMP_NTZ": [
         f"TIMESTAMP_NTZ'{one}'"
-        for one in ("0001-01-01 00:00:00", "1969-12-31 23:59:59.999999", "2026-03-29 02:30:00", "9999-12-31 23:59:59")
+        for one in (
+            *("0001-01-01 00:00:00", "1582-10-10 00:00:00", "1969-12-31 23:59:59.999999", "2026-03-29 02:30:00"),
+            "9999-12-31 23:59:59.999999",
+        )
     ],
     "ARRAY<INT>": ["array()", "array(1, null, 3)"],
     "ARRAY<STRING>": ["array('', null, 'a\"b', '{}')"],
     "ARRAY<ARRAY<DOUBLE>>": ["array(array(), null, array(1.5D))"],
     "MAP<STRING, INT>": ["map()", "map('', 1, 'a\"b', null)"],
     "STRUCT<a: INT, b: STRING>": ["named_struct('a', CAST(NULL AS INT), 'b', '')", "named_struct('a', 1, 'b', 'x')"],
+    "STRUCT<a: STRUCT<b: ARRAY<INT>>>": [
+        f"named_struct('a', {one})"
+        for one in ("NULL", *(f"named_struct('b', {two})" for two in ("NULL", "array()", "array(NULL)")))
+    ],
+    "MAP<INT, MAP<DATE, ARRAY<BINARY>>>": ["map(1, NULL, 2, map(), 3, map(DATE'1582-10-04', array(X'00', NULL, X'')))"],
     "ARRAY<STRUCT<at: DATE, of: MAP<STRING, DECIMAL(5, 1)>>>": [
         "array(named_struct('at', DATE'2026-01-02', 'of', map('k', 1.5BD)), null)"
     ],
@@ -55,7 +63,7 @@ ODD_COLUMNS = (
         f"array(CAST(NULL AS {kind}))"
         for kind in ("INTERVAL DAY TO SECOND", "INTERVAL YEAR TO MONTH", "VARIANT", "STRUCT<>")
     ),
-    *("NULL", "array(NULL)", "map()"),
+    *("make_interval(1)", "NULL", "array(NULL)", "map()"),
 )
 #: Columns with a text in them, at several depths.
 TEXTS = ("{}", "array({})", "named_struct('a', {})", "map({}, 1)", "array(map('k', named_struct('a', {})))")
@@ -67,11 +75,15 @@ NAMES = (
     *("%", "cpu %", "%s", "%(target)s", "{names}", 'a"b', "a'b", "`a`", "a.b", "a b", "a,b;c", "a=b", "a/b", "\\"),
     *("date", "Date", "hour", "batch_time", "_batch_time", "_BATCH_TIME", "ctid", "xmin", "select", "value"),
     *("a" * 63, "a" * 64, "é" * 31, "é" * 32, " ", "", "\0", "a\nb", "ä", "A", "a", "\U0001f600", "\u202e"),
+    *("_a", "/", ".", "..", "e\u0301", "element", "key", "list"),
 )
 #: Columns of one result that a target may take for one.
-NAMES_TOGETHER = (("date", "hour"), ("a", "A"), ("a", "a"), ("ä", "Ä"))
+NAMES_TOGETHER = (("date", "hour"), ("a", "A"), ("a", "a"), ("ä", "Ä"), ("\u00e9", "e\u0301"))
 #: Fields of one struct, which are names within a column.
 NAMES_WITHIN = (
     *(("",), ("\0",), ("a", "A"), ("a", "a"), ("a b", "a;c"), ("date", "hour", "_batch_time", "ctid")),
     ("%s", "a.b", 'a"b', "a/b", "a" * 64, "\U0001f600"),
 )
+#: Dates in days and times in microseconds since 1970 that Spark has and Python lacks: before the year 1, after 9999.
+FAR_DAYS = (-(2**31), -719_163, 2_932_897, 2**31 - 1)
+FAR_MICROSECONDS = (-(2**63), -62_135_596_800_000_001, 253_402_300_800_000_000, 2**63 - 1)

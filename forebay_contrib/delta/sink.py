@@ -19,7 +19,7 @@ from forebay_contrib.delta.commits import Commit, committed_in, is_newest
 from forebay_contrib.delta.partitions import DeltaPartitions, unsupported
 from forebay_contrib.delta.retention import has_forgotten
 from forebay_contrib.delta.table_place import TablePlace
-from forebay_contrib.delta.tables import columns_of, description, is_own, not_written
+from forebay_contrib.delta.tables import columns_of, description, is_own, not_written, without_feature
 from forebay_contrib.delta.upkeep import look_after
 from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, SinkError, TargetCheck, TargetUnavailableError
@@ -167,6 +167,11 @@ class DeltaSink(FileTableSink):
         import pyarrow as pa  # noqa: PLC0415
 
         columns = super()._columns(schema, where)
+        for name in without_feature(columns):
+            raise SinkError(
+                f"{where}: its column {name!r} has a timestamp_ntz within a map, and deltalake would make a table that "
+                "no reader opens: cast it to timestamp or string, or give an array of structs by map_entries(map)"
+            )
         check_key(columns.names, self.key, where)
         for name in self.key:
             type_ = columns.field(name).type
@@ -243,8 +248,7 @@ class DeltaSink(FileTableSink):
         del schema, attempt
         table = connection.table
         columns = self.partition_by if table is None else tuple(table.metadata().partition_columns)
-        parting = DeltaPartitions(columns) if columns else None
-        return staged_files(result, replace(staging, parting=parting), self.key)
+        return staged_files(result, replace(staging, parting=DeltaPartitions(columns)), self.key)
 
     def _try_commit(
         self,

@@ -48,6 +48,21 @@ def columns_of(table: Any) -> pa.Schema:  # noqa: ANN401
     return pa.schema(table.schema().to_arrow())
 
 
+def without_feature(columns: pa.Schema) -> list[str]:
+    """Return the columns with times without a zone in a map, for which deltalake forgets the feature timestampNtz."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    def is_time(type_: pa.DataType) -> bool:
+        return pa.types.is_timestamp(type_) and type_.tz is None
+
+    return [
+        column.name
+        for column in columns
+        for _, map_ in fields_in(pa.schema([column]))
+        if pa.types.is_map(map_.type) and any(is_time(field.type) for _, field in fields_in(pa.schema([map_])))
+    ]
+
+
 def not_written(table: Any) -> list[str]:  # noqa: ANN401
     """Return what the table has that the sink does not write rightly, by its names."""
     metadata, protocol, columns = table.metadata(), table.protocol(), columns_of(table)

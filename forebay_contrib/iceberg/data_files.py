@@ -9,7 +9,7 @@ refuses a pyiceberg in which they may be others. Must never decide which rows a 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestration.declarations.sink import SinkError, TargetUnavailableError
@@ -187,6 +187,8 @@ class DataFiles:
 
     def _described(self, path: str, size: int, footer: Any, partition: tuple[Any, ...]) -> DataFile:  # noqa: ANN401
         from pyiceberg.io.pyarrow import (  # noqa: PLC0415
+            MetricModeTypes,
+            MetricsMode,
             compute_statistics_plan,
             data_file_statistics_from_parquet_metadata,
             parquet_path_to_id_mapping,
@@ -196,10 +198,13 @@ class DataFiles:
 
         # Files that are written again may be older than the table's present columns.
         schema = _schema_of_file(footer.schema.to_arrow_schema(), self.table)
+        columns = compute_statistics_plan(schema, self.table.metadata.properties)
+        ids = parquet_path_to_id_mapping(schema)
+        for number in map(ids.__getitem__, _far_times(footer)):
+            if columns[number].mode.type is not MetricModeTypes.NONE:
+                columns[number] = replace(columns[number], mode=MetricsMode(MetricModeTypes.COUNTS))
         statistics = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=footer,
-            stats_columns=compute_statistics_plan(schema, self.table.metadata.properties),
-            parquet_column_mapping=parquet_path_to_id_mapping(schema),
+            parquet_metadata=footer, stats_columns=columns, parquet_column_mapping=ids
         )
         return DataFile.from_args(
             content=DataFileContent.DATA,
@@ -214,6 +219,20 @@ class DataFiles:
             key_metadata=None,
             **statistics.to_serialized_dict(),
         )
+
+
+def _far_times(footer: Any) -> set[str]:  # noqa: ANN401  a Parquet file's
+    """Return the columns with dates and times that Python lacks, for which pyiceberg makes no bounds."""
+    found = set()
+    for group in range(footer.num_row_groups):
+        for number in range(footer.num_columns):
+            column = footer.row_group(group).column(number)
+            if column.is_stats_set and footer.schema.column(number).logical_type.type in {"DATE", "TIMESTAMP"}:
+                try:
+                    _ = column.statistics.min, column.statistics.max
+                except (OverflowError, ValueError):
+                    found.add(column.path_in_schema)
+    return found
 
 
 def _schema_of_file(schema: pa.Schema, table: Table) -> Schema:

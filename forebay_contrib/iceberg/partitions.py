@@ -209,12 +209,15 @@ class PartitionedRows:
             from pyiceberg.transforms import parse_transform  # noqa: PLC0415
 
             encoded = source.column(table, self.batch_time).dictionary_encode()
-            apply = parse_transform(source.transform).transform(source.type)
+            transform = parse_transform(source.transform)
+            apply = transform.transform(source.type)
             numbers: dict[Any, int] = {}
             of_value = []
             for value in [*encoded.dictionary.to_pylist(), None]:
                 try:
                     found = apply(value)
+                    # As a commit writes it: Python lacks dates and times before the year 1 and after 9999.
+                    transform.to_human_string(source.type, found)
                 except (OverflowError, ValueError):
                     of_value.append(-1)
                     continue

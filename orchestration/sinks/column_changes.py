@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar, get_args
 
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.refused_rows import is_list, with_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -400,27 +401,25 @@ def _inner(type_: pa.DataType) -> dict[str, pa.DataType]:
     """Return the types within a type by their names."""
     import pyarrow as pa  # noqa: PLC0415
 
-    types = pa.types
-    if types.is_struct(type_):
+    if pa.types.is_struct(type_):
         return {each.name: each.type for each in type_}
-    if any(
-        is_list(type_) for is_list in (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
-    ):
+    if is_list(type_):
         return {"element": type_.value_type}
-    if types.is_map(type_):
+    if pa.types.is_map(type_):
         return {"key": type_.key_type, "value": type_.item_type}
     return {}
 
 
-def _plain(type_: pa.DataType) -> str:
-    """Return the type's name without differences of layout (large_string, string_view), zones and names in files.
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """Return the type without differences of layout, and without the names that Arrow gives to what is in a list."""
+    return with_leaves(type_, _plain_leaf)
 
-    Arrow calls what is in a list item, Parquet element, and DuckDB l; of a map, Parquet's reader has the column's name.
-    """
+
+def _plain_leaf(type_: pa.DataType) -> pa.DataType:
     import pyarrow as pa  # noqa: PLC0415
 
-    if inner := _inner(type_):
-        kind = "struct" if pa.types.is_struct(type_) else "map" if pa.types.is_map(type_) else "list"
-        return f"{kind}<{', '.join(f'{name!r}: {_plain(one)}' for name, one in inner.items())}>"
-    spelled = str(type_).replace("large_", "").replace("_view", "")
-    return spelled.replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
+    if pa.types.is_timestamp(type_) and type_.tz in {"+00:00", "Etc/UTC"}:
+        return pa.timestamp(type_.unit, "UTC")
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_) else type_

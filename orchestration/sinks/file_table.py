@@ -186,12 +186,8 @@ class FileTableSink(Sink):
         columns = arrow_schema(schema, where, widens=self.widens)
         for column, names in [*((name, [name]) for name in columns.names), *inner_names(schema)]:
             for name in names:
-                if not name or (found := sorted(set(name) & set(self.refused))):
-                    why = (
-                        "is empty"
-                        if not name
-                        else f"has {', '.join(map(repr, found))}, which {self.format} does not keep"
-                    )
+                if found := sorted(set(name) & set(self.refused)):
+                    why = f"has {', '.join(map(repr, found))}, which {self.format} does not keep"
                     of = f"its column {name!r}" if name == column else f"{name!r} in its column {column!r}"
                     raise SinkError(f"{where}: the name of {of} {why}: rename it by .alias(...)")
         return columns

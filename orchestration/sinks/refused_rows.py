@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tracker_store.long_texts import shortened
@@ -31,6 +33,7 @@ TEXT_WAY_OUT = (
     ": decode(value, 'ISO-8859-1') reads another encoding, make_valid_utf8(text) replaces what is wrong, and a column "
     "of bytes keeps it as it is"
 )
+_FAR_TIME = re.compile(r"<value out of range: (-?\d+)>")
 _MOST_CHARACTERS = 200  # of a refused value that are shown
 
 
@@ -105,16 +108,35 @@ def shown(value: object) -> str:
 
 def readable_row(batch: pa.RecordBatch) -> dict[str, Any]:
     r"""Return the one row of a batch; what is no UTF-8 in a text is escaped, as ``\xff``."""
-    rows = {name: times_as_text(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    texts = [times_as_text(column) for column in batch.columns]
     return {
-        name: _decoded(column.cast(_with_leaves(column.type, _as_bytes)).to_pylist()[0], column.type)
-        for name, column in rows.items()
+        field.name: _decoded(column.cast(with_leaves(column.type, _as_bytes)).to_pylist()[0], field.type)
+        for field, column in zip(batch.schema, texts, strict=True)
     }
 
 
 def times_as_text(column: pa.Array) -> pa.Array:
-    """Return a column with dates and times at any depth as ISO 8601 in UTC: Python has none beyond the year 9999."""
-    return column.cast(_with_leaves(column.type, _in_utc)).cast(_with_leaves(column.type, _time_as_text))
+    """Return a column with dates and times at any depth as text in UTC, for `time_text`.
+
+    Python has none beyond the year 9999.
+    """
+    in_utc = column.cast(with_leaves(column.type, _in_utc))
+    return in_utc.cast(with_leaves(column.type, _without_zone)).cast(with_leaves(column.type, _time_as_text))
+
+
+def time_text(text: str, type_: pa.DataType) -> str:
+    """Return a text of `times_as_text` as ISO 8601: for years beyond 32767, Arrow has written a number."""
+    import numpy as np  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+
+    is_date = pa.types.is_date(type_)
+    if found := _FAR_TIME.fullmatch(text):
+        # Spark's times are microseconds, the first of which is none to numpy.
+        days, of_day = divmod(int(found[1]), 1 if is_date else 86_400_000_000)
+        text = str(np.datetime64(days, "D"))
+        if not is_date:
+            text += f" {(datetime.min + timedelta(microseconds=of_day)).time().isoformat('microseconds')}"  # noqa: DTZ901
+    return text if is_date or type_.tz is None else f"{text}Z"
 
 
 def row_as_json(row: Mapping[str, Any]) -> str:
@@ -183,18 +205,26 @@ def _bad_columns(batch: pa.RecordBatch) -> list[str]:
     return bad
 
 
-def _with_leaves(type_: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def with_leaves(type_: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """Return the type with other types in the place of those that are not nested."""
     import pyarrow as pa  # noqa: PLC0415
 
     # Nullable, because of a null struct the fields are null, whatever is said of them.
     if pa.types.is_struct(type_):
-        return pa.struct([pa.field(field.name, _with_leaves(field.type, leaf)) for field in type_])
-    if pa.types.is_list(type_):
-        return pa.list_(_with_leaves(type_.value_type, leaf))
+        return pa.struct([pa.field(field.name, with_leaves(field.type, leaf)) for field in type_])
+    if is_list(type_):
+        return pa.list_(with_leaves(type_.value_type, leaf))
     if pa.types.is_map(type_):
-        return pa.map_(_with_leaves(type_.key_type, leaf), _with_leaves(type_.item_type, leaf))
+        return pa.map_(with_leaves(type_.key_type, leaf), with_leaves(type_.item_type, leaf))
     return leaf(type_)
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Return whether a type is a list, in any layout but that of a fixed size, which Spark has not."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
+    return any(is_one(type_) for is_one in lists)
 
 
 def _as_bytes(type_: pa.DataType) -> pa.DataType:
@@ -206,10 +236,17 @@ def _as_bytes(type_: pa.DataType) -> pa.DataType:
 
 
 def _in_utc(type_: pa.DataType) -> pa.DataType:
-    """Return a timestamp's type without the session's zone, for whose text Arrow would need a file of zones."""
+    """Return a timestamp's type without the session's zone, for which Arrow would need a file of zones."""
     import pyarrow as pa  # noqa: PLC0415
 
     return pa.timestamp(type_.unit, "UTC") if pa.types.is_timestamp(type_) and type_.tz is not None else type_
+
+
+def _without_zone(type_: pa.DataType) -> pa.DataType:
+    """Return a timestamp's type without a zone: with one, Arrow writes years beyond 32767 as other years."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.timestamp(type_.unit) if pa.types.is_timestamp(type_) else type_
 
 
 def _time_as_text(type_: pa.DataType) -> pa.DataType:
@@ -223,8 +260,10 @@ def _decoded(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401  any value 
 
     if value is None:
         return None
-    if types.is_string(type_) or types.is_large_string(type_):
-        return value.decode(errors="backslashreplace")
+    is_time = types.is_date(type_) or types.is_timestamp(type_)
+    if is_time or types.is_string(type_) or types.is_large_string(type_):
+        text = value.decode(errors="backslashreplace")
+        return time_text(text, type_) if is_time else text
     if types.is_struct(type_):
         return {field.name: _decoded(value[field.name], field.type) for field in type_}
     if types.is_list(type_):

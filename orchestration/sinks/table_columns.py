@@ -77,6 +77,10 @@ def check_names(
         raise SinkError(f"{where} has several columns of one name ({twice}): rename them by .alias(...)")
     if not names:
         raise SinkError(f"{where} has no columns: select some")
+    if odd := [name for name in names if not name or "\0" in name]:
+        raise SinkError(
+            f"{where} has a column {odd[0]!r}, and names have a character, and no NUL: rename it by .alias(...)"
+        )
     if taken := sorted({name for name in names if _same(name, folds_case=folds_case) in {*reserved, BATCH_TIME}}):
         raise SinkError(
             f"{where} has a column {', '.join(map(repr, taken))}, which is the target's own: rename it by .alias(...)"
@@ -194,8 +198,24 @@ def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.
 
     check_names(schema, where, folds_case=True)
     check_types(schema, where)
-    converted = to_arrow_schema(schema, timezone="UTC")
+    converted = to_arrow_schema(_with_texts(schema), timezone="UTC")
     return pa.schema([pa.field(field.name, _nullable(field.type, widens=widens)) for field in converted])
+
+
+def _with_texts(type_: DataType) -> Any:  # noqa: ANN401  a type of the same kind
+    """Return the type with strings in place of char and varchar, which Arrow lacks."""
+    from pyspark.sql import types  # noqa: PLC0415
+
+    match type_:
+        case types.CharType() | types.VarcharType():
+            return types.StringType()
+        case types.ArrayType():
+            return types.ArrayType(_with_texts(type_.elementType))
+        case types.MapType():
+            return types.MapType(_with_texts(type_.keyType), _with_texts(type_.valueType))
+        case types.StructType():
+            return types.StructType([types.StructField(one.name, _with_texts(one.dataType)) for one in type_.fields])
+    return type_
 
 
 def _nullable(type_: pa.DataType, *, widens: bool) -> pa.DataType:

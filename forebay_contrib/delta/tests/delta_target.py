@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 
 from forebay import DeltaSink
 from tests.support.sinks.file_table_suite import FileTableTarget
@@ -35,12 +36,21 @@ class DeltaTarget(FileTableTarget):
     def sink(self) -> DeltaSink:
         return DeltaSink(self.location, storage_options=self.declared)
 
-    def read(self, version: int | None = None) -> list[dict[str, Any]]:
+    def arrow(self, version: int | None = None) -> pa.Table | None:
         if not DeltaTable.is_deltatable(self.location, self.options):
-            return []
-        table = DeltaTable(self.location, version=version, storage_options=self.options)
-        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
-        return found
+            return None
+        return DeltaTable(self.location, version=version, storage_options=self.options).to_pyarrow_table()
+
+    def files(self) -> list[str]:
+        return self.table.file_uris()
+
+    def readers(self) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+        return {**super().readers(), "DataFusion": self._by_datafusion}
+
+    def _by_datafusion(self) -> list[dict[str, Any]]:
+        found = QueryBuilder().register("counts", self.table).execute("SELECT * FROM counts")
+        rows: list[dict[str, Any]] = pa.table(found).to_pylist()
+        return rows
 
     def commits(self) -> int:
         return self.table.version() + 1

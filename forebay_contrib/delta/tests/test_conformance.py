@@ -23,6 +23,7 @@ LATER = TIME + timedelta(seconds=10)
 class TestDeltaSink(FileTableSuite):
     extra = "delta"
     package = "deltalake"
+    refuses = ("a timestamp_ntz within a map",)
 
     def new_target(self, folder: Path) -> DeltaTarget:
         return DeltaTarget(folder)
@@ -32,7 +33,8 @@ class TestDeltaSink(FileTableSuite):
         sink.write(words(("a", 1), ("b", 2)), attempt())
         sink.write(words(("c", 3)), attempt(time=LATER))
         sink.write(words(("a", 9)), attempt(2))
-        assert [sorted((row["word"], row["n"]) for row in target.read(version)) for version in (0, 1, 2)] == [
+        versions = [target.arrow(version) for version in (0, 1, 2)]
+        assert [sorted((row["word"], row["n"]) for row in found.to_pylist()) for found in versions if found] == [
             [("a", 1), ("b", 2)],
             [("a", 1), ("b", 2), ("c", 3)],
             [("a", 9), ("c", 3)],

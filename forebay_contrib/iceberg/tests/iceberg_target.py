@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyarrow import parquet
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -53,16 +54,31 @@ class IcebergTarget(FileTableTarget):
     def sink(self) -> IcebergSink:
         return IcebergSink(self.location, catalog=self.catalog, **self.options)
 
-    def read(self) -> list[dict[str, Any]]:
+    def arrow(self) -> pa.Table | None:
         try:
             table = self.table
         except NoSuchTableError:
-            return []
-        rows = []
+            return None
+        found = []
         # Its own reader gives empty lists for null ones of structs, so that the files are read by another.
-        for task in table.scan().plan_files():
-            with table.io.new_input(task.file.file_path).open() as stream:
-                rows += parquet.read_table(stream).to_pylist()
+        for file in self.files():
+            with table.io.new_input(file).open() as stream:
+                found.append(parquet.read_table(stream))
+        return pa.concat_tables(found, promote_options="permissive") if found else None
+
+    def files(self) -> list[str]:
+        return [task.file.file_path for task in self.table.scan().plan_files()]
+
+    def readers(self) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+        by_path = super().readers() if self.table.location().startswith("file:") else {}
+        return {**by_path, "pyiceberg": self._by_pyiceberg}
+
+    def _by_pyiceberg(self) -> list[dict[str, Any]]:
+        """Leave out lists of structs, of which it reads null ones as empty."""
+        names = [
+            field.name for field in self.table.schema().fields if not str(field.field_type).startswith("list<struct")
+        ]
+        rows: list[dict[str, Any]] = self.table.scan(selected_fields=tuple(names)).to_arrow().to_pylist()
         return rows
 
     def commits(self) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from confluent_kafka import Message
+    from pyspark.sql.types import DataType
 
 
 _SHOWN_SECONDS = 2.0
@@ -77,7 +78,7 @@ class KafkaTarget(SinkTarget):
                 rows.append(json.loads(message.value() or b""))
         return rows
 
-    def stored(self, value: Any, kind: str) -> Any:  # noqa: ANN401  any value of a column
+    def stored(self, value: Any, kind: DataType) -> Any:  # noqa: ANN401  any value of a column
         """Return a value as JSON has it."""
         del kind
         return _jsonable(value)

@@ -10,16 +10,16 @@ import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from orchestration.sinks.refused_rows import number_as_text, shown, times_as_text
+from orchestration.sinks.refused_rows import number_as_text, shown, time_text, times_as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
 
-# The beginning of the year 1, in Arrow's units: days, and microseconds, since 1970.
-_YEAR_1_DAYS = -719_162
-_YEAR_1_MICROSECONDS = _YEAR_1_DAYS * 86_400_000_000
+# The days from the year 1 to 9999, since 1970.
+_DAYS = (-719_162, 2_932_896)
+_MICROSECONDS = 86_400_000_000  # of a day
 
 
 class RepeatedKeyError(Exception):
@@ -57,24 +57,28 @@ def _plain(name: str, column: pa.Array) -> pa.Array:
     if types.is_binary(column.type) or types.is_large_binary(column.type):
         return pa.array([None if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string())
     if types.is_date(column.type) or types.is_timestamp(column.type):
-        return _with_era(column)
+        return _as_dates(column)
     if types.is_nested(column.type):
-        column = times_as_text(column)
         try:
-            return pa.array([_json(value, column.type) for value in column.to_pylist()], pa.string())
+            return pa.array([_json(value, column.type) for value in times_as_text(column).to_pylist()], pa.string())
         except RepeatedKeyError as error:
             error.column = name
             raise
     return column
 
 
-def _with_era(column: pa.Array) -> pa.Array:
-    """Return dates or times as Postgres reads them: of years before 1, which it takes for a zone, with BC behind."""
+def _as_dates(column: pa.Array) -> pa.Array:
+    """Return dates or times as Postgres reads them: of years before 1, which it takes for a zone, with BC behind.
+
+    Those of years that Arrow does not write are texts too.
+    """
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 
-    first = compute.min(column).value
-    if first is None or first >= (_YEAR_1_DAYS if pa.types.is_date(column.type) else _YEAR_1_MICROSECONDS):
+    ends = compute.min_max(column)
+    first, last = ends["min"].value, ends["max"].value
+    unit = 1 if pa.types.is_date(column.type) else _MICROSECONDS
+    if first is None or (first >= _DAYS[0] * unit and last < (_DAYS[1] + 1) * unit):
         return column
 
     def dated(text: str) -> str:
@@ -82,7 +86,7 @@ def _with_era(column: pa.Array) -> pa.Array:
         return text if text[0] != "-" and int(year) else f"{int(year) + 1:04d}{dash}{rest} BC"
 
     texts = times_as_text(column).to_pylist()
-    return pa.array([None if text is None else dated(text) for text in texts], pa.string())
+    return pa.array([None if text is None else dated(time_text(text, column.type)) for text in texts], pa.string())
 
 
 def _json(value: Any, type_: pa.DataType) -> str | None:  # noqa: ANN401  any value of a column
@@ -107,7 +111,7 @@ def _jsonable(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401
         return {entry.name: _jsonable(value[entry.name], entry.type) for entry in type_}
     if types.is_list(type_) or types.is_large_list(type_):
         return [_jsonable(item, type_.value_type) for item in value]
-    return _scalar(value)
+    return time_text(value, type_) if types.is_date(type_) or types.is_timestamp(type_) else _scalar(value)
 
 
 def _scalar(value: Any) -> Any:  # noqa: ANN401

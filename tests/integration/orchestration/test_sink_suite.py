@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay import ParquetSink
-from forebay.testing.sinks import SinkTarget
+from tests.support.sinks.arrow_target import ArrowTarget
 from tests.support.sinks.postgres_target import PostgresTarget
 from tests.support.sinks.sink_suite import SinkSuite
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    import pyarrow as pa
+
+    from forebay.testing.sinks import SinkTarget
     from tests.integration.orchestration.target_database import Target
 
 pytestmark = pytest.mark.spark
 
 
-class ParquetTarget(SinkTarget):
+class ParquetTarget(ArrowTarget):
     """A directory of Parquet files."""
 
     def __init__(self, path: Path, *, compact: bool) -> None:
@@ -28,10 +32,15 @@ class ParquetTarget(SinkTarget):
     def sink(self) -> ParquetSink:
         return ParquetSink(self._path, compact=self._compact)
 
-    def read(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        if any(self._path.glob("date=*")):
-            found = self.sink().dataset().to_table().to_pylist()
+    def arrow(self) -> pa.Table | None:
+        return self.sink().dataset().to_table() if any(self._path.glob("date=*")) else None
+
+    def readers(self) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+        """Return none for a directory whose files are as another's."""
+        return {} if self._compact else super().readers()
+
+    def files(self) -> list[str]:
+        found: list[str] = self.sink().dataset().files
         return found
 
 
@@ -47,6 +56,8 @@ class TestCompactedParquetSink(TestParquetSink):
 
 
 class TestPostgresSink(SinkSuite):
+    refused_text = (r"\x00",)
+
     @pytest.fixture(autouse=True)
     def target(self, target: Target, tmp_path: Path) -> SinkTarget:
         self._database = target

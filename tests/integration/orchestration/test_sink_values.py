@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from pyarrow import parquet
-from pyspark.sql.types import ArrayType, NullType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
 from forebay.testing.edge_values import TEXTS
-from orchestration.declarations.sink import SinkError
 from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark
 from tests.integration.orchestration.target_database import Target, attempt
@@ -51,20 +50,17 @@ def test_a_text_that_postgres_lacks_is_named_with_what_to_do_or_put_aside(
     assert target.rows("SELECT id FROM kept") == [(count,)]
 
 
-@pytest.mark.parametrize("value", ["NULL", "array(NULL)", "map()"])
-def test_a_column_of_nulls_without_a_type_is_refused_by_files(
-    session: SparkSession, tmp_path: Path, value: str
-) -> None:
-    odd = session.sql(f"SELECT 1 AS id, {value} AS `the column`")
-    with pytest.raises(SinkError, match=r"the column.*void.*cast it"):
-        ParquetSink(tmp_path).write(odd, attempt())
-
-
-def test_a_column_of_nulls_without_a_type_is_refused_by_postgres_too() -> None:
-    """A later batch may give it a type, and a table made with it would not take that."""
-    schema = StructType([StructField("the column", NullType())])
-    with pytest.raises(SinkError, match=r"its column the column is a void, for which Postgres has no column: cast it"):
-        PostgresSink(EnvVar("TARGET_URL"), "kept").check_columns(schema, "counts")
+def test_char_and_varchar_are_texts(session: SparkSession, target: Target, tmp_path: Path) -> None:
+    """Check the columns that Spark has if it is told to keep their types."""
+    session.conf.set("spark.sql.preserveCharVarcharTypeInfo", "true")
+    frame = session.sql("SELECT CAST('a' AS CHAR(3)) AS c, array(CAST('b ' AS VARCHAR(3))) AS v")
+    assert frame.schema["c"].dataType.simpleString() == "char(3)"
+    PostgresSink(EnvVar("TARGET_URL"), "kept").write(frame, attempt())
+    assert target.rows("SELECT c, v FROM kept") == [("a  ", ["b "])]
+    for sink in file_sinks(tmp_path):
+        sink.write(frame, attempt())
+    for file in tmp_path.rglob("part-*.parquet"):
+        assert parquet.read_table(file, columns=["c", "v"]).to_pylist() == [{"c": "a  ", "v": ["b "]}]
 
 
 def file_sinks(directory: Path) -> list[Sink]:

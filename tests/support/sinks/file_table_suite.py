@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from forebay.testing.sinks import SinkTarget
 from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, attempt
+from tests.support.sinks.arrow_target import ArrowTarget
 from tests.support.sinks.sink_suite import SinkSuite
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LATER = TIME + timedelta(seconds=10)
 
 
-class FileTableTarget(SinkTarget):
+class FileTableTarget(ArrowTarget):
     """A table, and what its log and its readers see."""
 
     location: str

@@ -6,14 +6,25 @@ import contextlib
 import json
 import tempfile
 from abc import abstractmethod
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from forebay.testing.edge_values import NAMES
+from forebay.testing.edge_values import FAR_DAYS, FAR_MICROSECONDS, NAMES
 from forebay.testing.sinks import (
     LATER,
     TIME,
@@ -24,15 +35,20 @@ from forebay.testing.sinks import (
     _die,
     at,
     attempt,
+    error_of,
+    plain,
     run,
     words_in,
 )
-from orchestration.declarations.sink import Step
+from orchestration.declarations.sink import SinkError, Step
+from orchestration.sinks.refused_rows import RefusedRowsError
 from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
 from tests.support.searches import examples
+from tests.support.sinks.any_results import any_result
+from tests.support.sinks.arrow_target import ArrowTarget, times_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -40,11 +56,16 @@ if TYPE_CHECKING:
 
 # A text with a byte of Latin-1, as Python escapes it, and as messages do.
 _BAD, _SHOWN = "Gr\udcfcn", "Gr\\xfcn"
-ANY_NAMES = st.lists(st.sampled_from(NAMES) | st.text(max_size=5), min_size=1, max_size=3)
+AnyResult = tuple["StructType", list[tuple[Any, ...]], bool]
 
 
 class SinkSuite(SinkConformance):
     """Give the suite what tests here have. A sink's steps run many times, and only values need a Spark."""
+
+    #: Characters that a text of the target can't have, so that their rows are refused, as `repr` writes them.
+    refused_text: ClassVar[Sequence[str]] = ()
+    #: What errors say of types that the target refuses and others take.
+    refuses: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
     def new_target(self, folder: Path) -> SinkTarget:
@@ -112,10 +133,81 @@ class SinkSuite(SinkConformance):
         run(target.sink(), words(("c", 1)), attempt(4))
         assert (words_in(target), self.refused_rows(tmp_path)) == ([("c", 1)], [f"{_SHOWN} 0"])
 
+    @pytest.mark.usefixtures("spark")
+    def test_other_readers_have_the_names(self, target: SinkTarget, frames: Frames) -> None:
+        def schema_of(names: Iterable[str]) -> StructType:
+            return StructType([StructField(name, StringType()) for name in names])
+
+        sink = target.sink()
+        kept = [
+            name for name in NAMES if error_of(SinkError, partial(sink.check_columns, schema_of([name]), "x")) is None
+        ]
+        names = list({name.lower(): name for name in kept}.values())
+        run(sink, frames([tuple(names)], schema_of(names)), attempt())
+        for reader, read in {"read": target.read, **target.readers()}.items():
+            [row] = read()
+            assert [row.get(name) for name in names] == names, reader
+
+    def test_times_that_python_lacks_are_kept_or_their_rows_refused(
+        self,
+        target: Any,  # noqa: ANN401  those of this repository
+        frames: Frames,
+    ) -> None:
+        names = {"day": DateType(), "moment": TimestampType(), "local": TimestampNTZType()}
+        schema = StructType().add("id", LongType())
+        for name, kind in names.items():
+            schema = schema.add(name, kind).add(f"{name}s", ArrayType(kind))
+        rows = [
+            (at, *(value for one in (day, moment, moment) for value in (one, [one, None])))
+            for at, (day, moment) in enumerate(zip(FAR_DAYS, FAR_MICROSECONDS, strict=True))
+        ]
+        sink: Any = target.sink()
+        sink.on_bad_rows = "dead_letter"
+        written = run(sink, frames(rows, schema), attempt())
+        found = target.numbers(schema)
+        assert found == [row for row in rows if row[0] in {kept[0] for kept in found}]
+        assert len(found) == written.rows
+        assert written.refused == len(rows) - len(found)
+        assert written.refused == 0 or self.refused_text or self.refuses
+        for file in target.files() if isinstance(target, ArrowTarget) else []:
+            assert times_in(file) == {("INT64", "microseconds", of_utc) for of_utc in (True, False)}
+
     @pytest.mark.search
-    @settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
-    @given(names=ANY_NAMES, nested=st.booleans())
-    @example(names=["cpu %"], nested=False)
-    def test_any_names_are_kept_or_refused(self, frames: Frames, names: Sequence[str], *, nested: bool) -> None:
+    @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
+    @given(result=any_result())
+    @example(
+        result=(StructType().add("a", ArrayType(MapType(StringType(), TimestampNTZType()))), [([[("k", None)]],)], True)
+    )
+    def test_any_result_is_kept_or_refused(self, frames: Frames, result: AnyResult) -> None:
+        """Write it twice, and replay the first: what is read is what was written, or a refusal came before a row."""
+        schema, rows, is_plain = result
         with tempfile.TemporaryDirectory() as folder:
-            self.check_names(self.new_target(Path(folder)), frames, names, nested=nested)
+            target = self.new_target(Path(folder))
+            sink = target.sink()
+            refused = error_of(Exception, lambda: run(sink, frames(rows, schema), attempt()))
+            if refused is not None:
+                said = str(refused)
+                if isinstance(refused, RefusedRowsError):
+                    assert any(character in repr(rows) for character in self.refused_text)
+                elif isinstance(refused, SinkError):
+                    assert not is_plain or any(reason in said for reason in self.refuses)
+                    # Else `forebay validate` would find it in the first batch only.
+                    assert error_of(SinkError, lambda: target.sink().check_columns(schema, "counts")) is not None
+                else:
+                    raise refused
+                assert any(repr(name)[1:-1] in said or name in said for name in schema.names)
+                assert list(target.read()) == []
+                return
+            sink.check_columns(schema, "counts")
+            run(sink, frames(rows[:1], schema), attempt(time=LATER))
+            run(target.sink(), frames(rows, schema), attempt(2))
+            kinds = {field.name: field.dataType for field in schema.fields}
+            expected = [
+                {
+                    name: plain(target.stored(value, kind))
+                    for (name, kind), value in zip(kinds.items(), row, strict=True)
+                }
+                for row in [*rows, *rows[:1]]
+            ]
+            found = [{name: plain(row.get(name)) for name in kinds} for row in target.read()]
+            assert sorted(found, key=repr) == sorted(expected, key=repr)

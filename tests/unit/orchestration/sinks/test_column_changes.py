@@ -129,6 +129,15 @@ def test_a_type_that_would_alter_values_is_refused_both_ways(before: pa.DataType
 def test_types_that_differ_in_their_layout_alone_fit() -> None:
     table = pa.schema([("a", pa.large_list(pa.field("item", pa.string_view(), nullable=False))), TIME])
     assert not changes(pa.schema([("a", pa.list_(pa.field("element", pa.large_string()))), TIME]), table)
+    # As Parquet gives back a map in a list.
+    item = pa.field("element", pa.int64())
+    table = pa.schema([("a", pa.list_(pa.map_(pa.string(), item))), TIME])
+    assert not changes(pa.schema([("a", pa.list_(pa.map_(pa.string(), pa.int64()))), TIME]), table)
+
+
+def test_a_field_whose_name_is_like_a_layouts_is_another_field() -> None:
+    given = pa.schema([("s", pa.struct([("large_a", pa.int64())])), TIME])
+    assert "the table has no s.large_a" in refusal(given, pa.schema([("s", pa.struct([("a", pa.int64())])), TIME]))
 
 
 def test_a_map_and_a_list_that_parquet_gives_back_fit() -> None:
