@@ -108,6 +108,7 @@ class _OnObjectStore(DeltaSuite):
         assert target.rows() == expected
         assert [row["extra"] for row in target.read() if row["word"] == "b"] == ["x"]
 
+    @pytest.mark.core
     def test_two_batches_that_are_committed_at_once_are_both_kept(
         self, target: DeltaOnStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -156,6 +157,7 @@ class TestDeltaSinkOnS3(_OnObjectStore):
         return DeltaOnStore(f"s3://{BUCKET}/{prefix}", plain, "aws_secret_access_key", SECRET_KEY)
 
 
+@pytest.mark.azure
 class TestDeltaSinkOnAzure(_OnObjectStore):
     server: AzuriteServer
     wrong_secret = base64.b64encode(b"wrong-and-secret").decode()

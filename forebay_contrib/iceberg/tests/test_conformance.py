@@ -108,6 +108,7 @@ class TestOnS3(_OnS3):
 
 
 @pytest.mark.s3
+@pytest.mark.azure
 @pytest.mark.spark
 class TestOnAzure(_OnStore):
     """On Azure's blobs, by adlfs, which pyiceberg takes for abfss:// if nothing else is said."""

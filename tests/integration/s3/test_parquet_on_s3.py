@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Pipeline
     from tests.support.servers.azurite import AzuriteServer
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.core]
 
 BATCH = "date=2026-01-01/hour=12/batch_time=20260101T120010Z"
 
@@ -60,7 +60,7 @@ class Stopping(ParquetSink):
 
 
 #: Azure copies no object in less than a second, so that it has a test of each kind.
-ON_BOTH = pytest.mark.parametrize("store", ["server", "azurite"], indirect=True)
+ON_BOTH = pytest.mark.parametrize("store", ["server", pytest.param("azurite", marks=pytest.mark.azure)], indirect=True)
 
 
 @pytest.fixture

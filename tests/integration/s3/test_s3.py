@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tracker_store.blocks.blocks import BlockHandle
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.core]
 
 PATH = "receiver-7/9-000001.segment"
 
