@@ -9,12 +9,15 @@ import os
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from benchmarks.server import running_server
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
+from orchestration.sinks.postgres.postgres_staging import Address, Staging
+from receiver_runtime.block_store.secret_url import SecretUrl
 from tests.support.brokers.kafka import NoBrokerError
 from tests.support.servers.iceberg_catalog import IcebergCatalogServer
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, NoServerError, S3Server
@@ -32,23 +35,26 @@ if TYPE_CHECKING:
 
 _KEY, _SECRET, _URL, _POSTGRES = (f"FOREBAY_BENCHMARK_{name}" for name in ("KEY", "SECRET", "URL", "POSTGRES"))
 _REGION = "us-east-1"
+_TYPES = ("bigint", "timestamptz", "text", "double precision", "text", "timestamptz")
 POSTGRES = "Postgres"
+#: The tasks' COPY by itself, without Spark.
+COPY = "Postgres, COPY alone"
 PARQUET_ON_DISK, PARQUET_ON_S3, DELTA_ON_DISK, DELTA_ON_S3, SQL_ON_DISK, SQL_ON_S3, REST_ON_DISK, REST_ON_S3 = (
     f"{kind} on {where}" for kind in ("Parquet", "Delta", "Iceberg (SQL)", "Iceberg (REST)") for where in ("disk", "S3")
 )
 #: All targets, in order.
 NAMES = (
-    *(PARQUET_ON_DISK, DELTA_ON_DISK, SQL_ON_DISK, REST_ON_DISK, POSTGRES),
+    *(PARQUET_ON_DISK, DELTA_ON_DISK, SQL_ON_DISK, REST_ON_DISK, POSTGRES, COPY),
     *(PARQUET_ON_S3, DELTA_ON_S3, SQL_ON_S3, REST_ON_S3),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Hold a sink, and what writes the same rows plainly: `plain` takes the number of its call, from 0."""
+    """Hold a sink, or a part of one, and what writes the same rows plainly: both take the number of a call, from 0."""
 
     name: str
-    sink: Sink
+    ours: Sink | Callable[[int], None]
     plain: Callable[[int], None]
     peer_name: str
 
@@ -62,8 +68,8 @@ def targets(
             yield target
     if SQL_ON_DISK in wanted or REST_ON_DISK in wanted:
         yield from _iceberg_on_disk(frame, directory, wanted, servers, report)
-    if POSTGRES in wanted:
-        yield _postgres(frame, directory, servers)
+    if POSTGRES in wanted or COPY in wanted:
+        yield from (target for target in _postgres(frame, directory, servers) if target.name in wanted)
     if not any(name.endswith("S3") for name in wanted):
         return
     try:
@@ -197,27 +203,36 @@ def _iceberg(
     return Target(name, sink, plain, "toArrow, pyiceberg's append" + (", synced" if folder else ""))
 
 
-def _postgres(frame: DataFrame, directory: Path, servers: ExitStack) -> Target:
+def _postgres(frame: DataFrame, directory: Path, servers: ExitStack) -> Iterator[Target]:
     from pyarrow import csv  # noqa: PLC0415  as Spark needs it
 
     server = servers.enter_context(running_server(directory))
-    url = sa.make_url(server.url).set(drivername="postgresql")
-    os.environ[_POSTGRES] = url.render_as_string(hide_password=False)
+    url = sa.make_url(server.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    os.environ[_POSTGRES] = url
     file = directory / "rows.csv"
     # The rows that the sink's table has, which adds the batch's time.
     rows = frame.withColumn("_batch_time", frame["at"]).toArrow()
     csv.write_csv(rows, file, csv.WriteOptions(include_header=False))
     names = ", ".join(rows.column_names)
-    command = [str(server.binaries / "psql"), "--no-psqlrc", "--quiet", "--dbname", os.environ[_POSTGRES]]
+    command = [str(server.binaries / "psql"), "--no-psqlrc", "--quiet", "--dbname", url]
+    columns = tuple(zip(rows.column_names, _TYPES, strict=True))
+    made = ", ".join(f"{name} {kind}" for name, kind in columns)
 
-    def plain(number: int) -> None:
+    def plain(table: str, number: int) -> None:
         if number == 0:
-            # The sink has made its table before: without keys, as this one.
-            server.execute("CREATE TABLE public.plain_events (LIKE public.events)")
-        copy = f"\\copy public.plain_events ({names}) from '{file}' with (format csv)"
+            server.execute(f"CREATE {table} ({made})")
+        copy = f"\\copy public.{table.rpartition(' ')[2]} ({names}) from '{file}' with (format csv)"
         subprocess.run([*command, "--command", copy], check=True, timeout=120)  # noqa: S603  our own binary
 
-    return Target(POSTGRES, PostgresSink(EnvVar(_POSTGRES), "public.events"), plain, "psql's \\copy of a CSV file")
+    staging = Staging(Address(SecretUrl(url), None, "benchmark"), "public", "forebay_staging_0", columns, "{}")
+
+    def ours(number: int) -> None:
+        staging.copy(f"forebay_staging_0_{number}", rows.to_batches())
+
+    sink = PostgresSink(EnvVar(_POSTGRES), "public.events")
+    yield Target(POSTGRES, sink, partial(plain, "TABLE plain_events"), "psql's \\copy of a CSV file")
+    # Each write of ours makes a table, as a task does; both tables are unlogged.
+    yield Target(COPY, ours, partial(plain, "UNLOGGED TABLE plain_staging"), "psql's \\copy of a CSV file")
 
 
 @contextmanager

@@ -379,6 +379,8 @@ def _grown(path: Path, files: Sequence[Path]) -> pa.Schema | None:
 
 
 def _keep(path: Path, columns: pa.Schema) -> None:
+    # It may be new: the files of an attempt lie below the path that was declared when it began.
+    path.mkdir(parents=True, exist_ok=True)
     staged = hidden_beside(path / COLUMNS)
     staged.write_bytes(as_bytes(columns))
     sync(staged)
