@@ -21,6 +21,7 @@ from orchestration.sinks.refused_rows import (
     row_as_json,
     shown,
     take_good_text,
+    time_text,
     times_as_text,
 )
 
@@ -227,11 +228,11 @@ def _fragments(name: str, column: pa.Array) -> list[str]:
         return texts
     if types.is_floating(column.type):
         return ["null" if value is None else _number(value) for value in column.to_pylist()]
-    column = times_as_text(column)
     if types.is_string(column.type) or types.is_large_string(column.type):
         return ["null" if value is None else _encode(value) for value in column.to_pylist()]
     try:
-        return [_encode(_jsonable(value, column.type)) for value in column.to_pylist()]
+        # The types are those of before, in which times are times.
+        return [_encode(_jsonable(value, column.type)) for value in times_as_text(column).to_pylist()]
     except _RepeatedKeyError as error:
         error.column = name
         raise
@@ -260,7 +261,7 @@ def _jsonable(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401  any value
         return {entry.name: _jsonable(value[entry.name], entry.type) for entry in type_}
     if types.is_list(type_) or types.is_large_list(type_):
         return [_jsonable(item, type_.value_type) for item in value]
-    return _scalar(value)
+    return time_text(value, type_) if types.is_date(type_) or types.is_timestamp(type_) else _scalar(value)
 
 
 def _scalar(value: Any) -> Any:  # noqa: ANN401

@@ -126,11 +126,12 @@ def times_as_text(column: pa.Array) -> pa.Array:
 
 def time_text(text: str, type_: pa.DataType) -> str:
     """Return a text of `times_as_text` as ISO 8601: for years beyond 32767, Arrow has written a number."""
-    import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
 
     is_date = pa.types.is_date(type_)
     if found := _FAR_TIME.fullmatch(text):
+        import numpy as np  # noqa: PLC0415
+
         # Spark's times are microseconds, the first of which is none to numpy.
         days, of_day = divmod(int(found[1]), 1 if is_date else 86_400_000_000)
         text = str(np.datetime64(days, "D"))
