@@ -7,6 +7,7 @@ that a replay in between makes that commit fail, and never the replay.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,11 @@ _DEFAULT_FILES = timedelta(days=7)
 # How many files below a size, in bytes, are worth one commit: files go from the first size to the second, and a row is
 # written again twice.
 _TIERS = ((8 << 20, 8), (128 << 20, 16))
+# Files of the sink's outputs, also by a name of before, and those that deltalake writes.
+_WRITTEN = (
+    r"[^/]+\.[^/]+/\d+-\d{8}T\d{6}[^/]*/attempt\d+-[0-9a-f]{8}/.*"
+    r"|(?:[^/]+=[^/]*/)*part-\d{5}-[0-9a-f-]{36}-c\d{3}\.[^/]*"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -77,8 +83,15 @@ def _deleted(table: Any, turn: Upkeep) -> Counter[str]:  # noqa: ANN401
         timedelta() if tokens is None else tokens,
         timedelta() if turn.oldest_attempt is None else _age(turn.oldest_attempt),
     )
+    found = table.vacuum(_hours(kept), dry_run=True, enforce_retention_duration=False, full=True)
+    ours = re.compile(rf"{re.escape(f'{turn.pipeline}.{turn.output}')}/.*|{_WRITTEN}", re.DOTALL)
+    # A full vacuum deletes whatever the log does not name.
+    if others := [name for name in found if not ours.fullmatch(name)]:
+        log.warning(
+            "files of dead attempts stay, because others lie there too", table=table.table_uri, files=others[:5]
+        )
     turn.check()
-    gone = table.vacuum(_hours(kept), dry_run=False, enforce_retention_duration=False, full=True)
+    gone = table.vacuum(_hours(kept), dry_run=False, enforce_retention_duration=False, full=not others)
     table.cleanup_metadata()
     root = Path(table.table_uri.removeprefix("file://"))
     if root.is_dir():

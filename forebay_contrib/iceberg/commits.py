@@ -58,8 +58,8 @@ def newest_commit(table: Table | None, attempt: OutputAttempt) -> dict[str, str]
 def has_forgotten(table: Table, attempt: OutputAttempt) -> bool:
     """Return whether the token of a commit of this batch may have been dropped: of one by another driver log, too.
 
-    Called with a table that has no token of the batch, before the commit on top of it. Raises AttemptOutdatedError if
-    one of a newer attempt than this may have been dropped.
+    Called before a commit on top of the table. Raises AttemptOutdatedError if a token of a newer attempt than this may
+    have been dropped, and files that this one wrote may be deleted.
     """
     until = int(table.properties.get(FORGOTTEN, "0"))
     if attempt.began_at is not None and attempt.began_at.timestamp() * 1000 < until:
@@ -135,15 +135,21 @@ class _AskedAgain:
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> Any:  # noqa: ANN401  as pyiceberg has it
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException  # noqa: PLC0415
         from pyiceberg.table import CommitTableResponse  # noqa: PLC0415
-        from pyiceberg.table.update import AddSnapshotUpdate  # noqa: PLC0415
+        from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate  # noqa: PLC0415
 
         try:
             return self.catalog.commit_table(table, requirements, updates)
-        except (CommitFailedException, CommitStateUnknownException):
+        except (CommitFailedException, CommitStateUnknownException, ValueError) as error:
             now = self.catalog.load_table(table.name())
             for update in updates:
                 if isinstance(update, AddSnapshotUpdate) and now.snapshot_by_id(update.snapshot.snapshot_id):
                     return CommitTableResponse(metadata=now.metadata, metadata_location=now.metadata_location)
+            expired = [
+                one for update in updates if isinstance(update, RemoveSnapshotsUpdate) for one in update.snapshot_ids
+            ]
+            if isinstance(error, ValueError) and not all(map(now.snapshot_by_id, expired)):
+                # Upkeep has expired them meanwhile.
+                raise CommitFailedException(f"snapshots of {table.name()} have expired meanwhile") from error
             raise
 
 

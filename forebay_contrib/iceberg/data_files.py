@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
-    from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table import FileScanTask, Table, Transaction
 
     from forebay_contrib.iceberg.partitions import PartitionedRows
     from orchestration.sinks.file_stores import FileStore
@@ -68,6 +68,33 @@ def arrow_schema_of(schema: Schema, columns: Sequence[str], key: Sequence[str]) 
 def columns_by_id(columns: pa.Schema, table: Table) -> dict[int, str]:
     """Return the names of a file's columns by the ids that they have in the table."""
     return {field.field_id: field.name for field in _schema_of_file(columns, table).fields}
+
+
+def are_renamed_within(columns: pa.Schema, table: Table) -> bool:
+    """Return whether fields within a file's columns have other names than in the table, or their names other ids."""
+    from pyiceberg.schema import index_by_id  # noqa: PLC0415
+
+    now = {field.field_id: field for field in table.schema().fields}
+    for field in _schema_of_file(columns, table).fields:
+        if field.field_id in now:
+            old, new = (
+                {number: inner.name for number, inner in index_by_id(one.field_type).items()}
+                for one in (field, now[field.field_id])
+            )
+            both = old.keys() & new.keys()
+            again = {old[number] for number in old.keys() - both} & {new[number] for number in new.keys() - both}
+            if again or any(old[number] != new[number] for number in both):
+                return True
+    return False
+
+
+def unless_changed(transaction: Transaction, table: Table) -> None:
+    """Have a transaction without a snapshot fail if another commit of rows comes first."""
+    from pyiceberg.table.refs import MAIN_BRANCH  # noqa: PLC0415
+    from pyiceberg.table.update import AssertRefSnapshotId  # noqa: PLC0415
+
+    current = table.metadata.current_snapshot_id
+    transaction._apply((), (AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=current),))  # noqa: SLF001
 
 
 def opened(stream: Any) -> Any:  # noqa: ANN401  a file of pyarrow's, and a ParquetFile

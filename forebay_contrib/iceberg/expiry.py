@@ -8,7 +8,9 @@ copy. This module deletes no file: who reads an expired snapshot finds them, unt
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from forebay_contrib.iceberg.commits import TOKENS, is_made_by_forebay, tokens_in, tokens_of
@@ -50,7 +52,8 @@ def expirable(table: Table) -> list[Snapshot]:
     age = timedelta(milliseconds=int(table.properties.get(_AGE, "0")))
     until = milliseconds(datetime.now(UTC) - age)
     least = max(1, int(table.properties.get(_LEAST, _SNAPSHOTS)))
-    return [snapshot for snapshot in snapshots[:-least] if snapshot.timestamp_ms <= until]
+    # None that is newer than one that stays, whose time another host's clock has set: a token is older than snapshots.
+    return [*takewhile(lambda snapshot: snapshot.timestamp_ms <= until, snapshots[:-least])]
 
 
 def expire(
@@ -68,5 +71,5 @@ def expire(
 
 
 def milliseconds(time: datetime) -> int:
-    """Return a time as a snapshot has it."""
-    return round(time.timestamp() * 1000)
+    """Return a time as a snapshot has it, rounded down."""
+    return math.floor(time.timestamp() * 1000)

@@ -264,7 +264,7 @@ class IcebergSink(FileTableSink):
         found = newest_commit(table, attempt)
         if found is not None and int(found[ATTEMPT]) >= attempt.attempt:
             raise self.outdated(attempt, int(found[ATTEMPT]))
-        forgotten = found is None and has_forgotten(table, attempt)
+        forgotten = has_forgotten(table, attempt) and found is None
         changes = self._checked(table, schema, attempt.name)
         place = store_of(table, place_of(table), attempt.name).place
         if place != store.place:

@@ -1,13 +1,14 @@
 """Look after an Iceberg table: merge small files, expire snapshots, and delete what no snapshot needs any more.
 
-A turn drops the tokens of snapshots that expired long ago, and notes a time from before which they all were. If nothing
-says who committed a batch, an attempt that began before that time is refused, and one at an older batch replaces what
-may be there (`commits.has_forgotten`). Files are deleted only after that commit, and only those from before that time:
+A turn drops the tokens of snapshots that expired long ago, and notes a time from before which they all were. An attempt
+that began before that time is refused, and if nothing says who committed a batch that is older, it replaces what may be
+there (`commits.has_forgotten`). Files are deleted only after that commit, and only those from before that time:
 none that an attempt wrote which may still commit. No attempt that the driver log waits for began before it. And only
 those that an earlier turn found, too: none of a snapshot that expired a moment ago, which may still be read.
 
-pyiceberg has no rewrite of files: one overwrite removes the small ones and adds the merged one. If another writer has
-replaced one of them meanwhile, the overwrite fails, and nothing else does.
+pyiceberg has no rewrite of files: one overwrite removes the small ones and adds the merged one. It is made on the table
+as it is then: pyiceberg's own retries would fail because of each batch that came meanwhile. If another writer has
+replaced one of the small files, their merge is dropped.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from forebay_contrib.iceberg.commits import FORGOTTEN, tokens_in, tokens_of
-from forebay_contrib.iceberg.data_files import DataFiles, columns_by_id, name_of, opened
+from forebay_contrib.iceberg.commits import FORGOTTEN, tokens_in, tokens_of, without_retries
+from forebay_contrib.iceberg.data_files import (
+    DataFiles,
+    are_renamed_within,
+    columns_by_id,
+    name_of,
+    opened,
+    unless_changed,
+)
 from forebay_contrib.iceberg.expiry import KEPT, expirable, expire, may_expire, milliseconds
 from forebay_contrib.iceberg.files import place_of, store_of
 from forebay_contrib.iceberg.partitions import PartitionedRows
@@ -50,7 +58,11 @@ _TIERS = ((8 << 20, 8), (128 << 20, 16))
 _LARGEST = 128 << 20
 # Beside an output's files: those that nothing needed in the turn before.
 _NOTED = "_unneeded.json"
+# How the names of a table's metadata end.
+_METADATA = (".avro", ".metadata.json")
 _ROWS_OF_GROUP = 1 << 17
+# How many times a merge is committed, because batches may come first.
+_TRIES = 10
 _NEWEST_FORMAT = 2
 
 log = structlog.get_logger(__name__)
@@ -64,7 +76,7 @@ def look_after(table: Table, turn: Upkeep) -> Figures:
     for size, least in _TIERS:
         if turn.has_time():
             done += _merged(table, turn, size, least)
-    if may_expire(table) and turn.has_time():
+    if turn.has_time() and may_expire(table.refresh()):
         expired = _forgotten(table, turn)
         done += Counter(snapshots_expired=expired or 0)
         done += _swept(table, turn, is_due=expired is not None)
@@ -73,10 +85,7 @@ def look_after(table: Table, turn: Upkeep) -> Figures:
 
 def _merged(table: Table, turn: Upkeep, size: int, least: int) -> Counter[str]:
     """Merge files below a size, if one partition has enough of them, in one commit."""
-    from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
-
-    removed: list[DataFile] = []
-    added: list[DataFile] = []
+    merges: list[tuple[list[DataFile], DataFile]] = []
     store = store_of(table, place_of(table), turn.name)
     written = DataFiles(table, table.schema(), PartitionedRows.of(table.spec(), table.schema(), None), store)
     for files in _small_files(table, size, least):
@@ -84,38 +93,65 @@ def _merged(table: Table, turn: Upkeep, size: int, least: int) -> Counter[str]:
             break
         turn.check()
         try:
-            added.append(_rewritten(written, turn, files))
+            merges.append(_rewritten(written, turn, files))
         except _UnequalColumnsError as error:
             log.info("files were not merged", table=table.name(), reason=str(error))
-            continue
-        removed += files
-    if not added:
-        return Counter()
-    turn.check()
-    try:
-        with (
-            table.transaction() as transaction,
-            transaction.update_snapshot(snapshot_properties={"forebay.upkeep": "merged"}).overwrite() as overwrite,
-        ):
-            for file in removed:
-                overwrite.delete_data_file(file)
-            for file in added:
-                overwrite.append_data_file(file)
-    except (CommitFailedException, ValidationException) as error:
-        log.info("small files were not merged, because the table changed", table=table.name(), error=str(error))
-        written.forget(added, [])
+    return _committed(table, turn, written, merges) if merges else Counter()
+
+
+def _committed(
+    table: Table, turn: Upkeep, written: DataFiles, merges: list[tuple[list[DataFile], DataFile]]
+) -> Counter[str]:
+    """Commit the merges whose files the table still has."""
+    from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
+
+    for _ in range(_TRIES):
+        turn.check()
         table.refresh()
-        return Counter()
-    return Counter(files_merged=len(removed), files_made=len(added))
+        there = _there(table, written)
+        changed = [made for files, made in merges if not there.issuperset(map(name_of, files))]
+        merges = [(files, made) for files, made in merges if made not in changed]
+        if changed:
+            log.info("small files were not merged, because the table changed", table=table.name())
+            written.forget(changed, [])
+        removed = [file for files, _ in merges for file in files]
+        if not merges:
+            return Counter()
+        transaction = without_retries(table)
+        try:
+            properties = {"forebay.upkeep": "merged"}
+            with transaction.update_snapshot(snapshot_properties=properties).overwrite() as overwrite:
+                for file in removed:
+                    overwrite.delete_data_file(file)
+                for _, file in merges:
+                    overwrite.append_data_file(file)
+            transaction.commit_transaction()
+        except (CommitFailedException, ValidationException) as error:
+            log.info("another commit came first", table=table.name(), error=str(error))
+        else:
+            return Counter(files_merged=len(removed), files_made=len(merges))
+    written.forget([made for _, made in merges], [])
+    table.refresh()
+    return Counter()
+
+
+def _there(table: Table, written: DataFiles) -> set[str]:
+    """Return the files that a merge may remove: those with all their rows, if the table is parted as it was."""
+    if table.spec().spec_id != written.parting.spec_id:
+        return set()
+    return {name_of(task.file) for task in table.scan().plan_files() if not task.delete_files}
 
 
 def _small_files(table: Table, size: int, least: int) -> Iterator[list[DataFile]]:
     """Return the files to merge: each list is of one partition, and becomes one file."""
+    from pyiceberg.manifest import FileFormat  # noqa: PLC0415
+
     by_partition: dict[tuple[Any, ...], list[DataFile]] = defaultdict(list)
     for task in table.scan().plan_files():
         file = task.file
-        # Files of another spec, or with deleted rows, stay as their writers made them.
-        if file.file_size_in_bytes < size and file.spec_id == table.spec().spec_id and not task.delete_files:
+        # Files of another spec or format, or with deleted rows, stay as their writers made them.
+        is_plain = file.spec_id == table.spec().spec_id and file.file_format == FileFormat.PARQUET
+        if file.file_size_in_bytes < size and is_plain and not task.delete_files:
             by_partition[tuple(file.partition[at] for at in range(len(file.partition)))].append(file)
     for files in by_partition.values():
         if len(files) >= least:
@@ -138,17 +174,26 @@ class _UnequalColumnsError(Exception):
     """Files have columns that can't be those of one file."""
 
 
-def _rewritten(written: DataFiles, turn: Upkeep, files: Sequence[DataFile]) -> DataFile:
-    """Write the rows of files of one partition to a new one, which has the table's present columns."""
+def _rewritten(written: DataFiles, turn: Upkeep, files: Sequence[DataFile]) -> tuple[list[DataFile], DataFile]:
+    """Write the rows of files of one partition to a new one, which has the table's present columns.
+
+    Return the files whose columns can be those, and the new one.
+    """
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
 
     columns = schema_to_pyarrow(written.schema)
     partition = tuple(files[0].partition[at] for at in range(len(files[0].partition)))
-    rows = _groups(_rows(written.table, files, columns))
-    return written.written(rows, columns, f"{turn.pipeline}.{turn.output}/merged", partition)
+    taken: list[DataFile] = []
+    rows = _groups(_rows(written.table, files, columns, taken))
+    made = written.written(rows, columns, f"{turn.pipeline}.{turn.output}/merged", partition)
+    if len(taken) < 2:  # noqa: PLR2004  one alone stays as it is
+        written.forget([made], [])
+        raise _UnequalColumnsError("the others have other columns within a column, or lack a required one")
+    return taken, made
 
 
-def _rows(table: Table, files: Iterable[DataFile], columns: pa.Schema) -> Iterator[pa.Table]:
+def _rows(table: Table, files: Iterable[DataFile], columns: pa.Schema, taken: list[DataFile]) -> Iterator[pa.Table]:
+    """Yield the rows of the files whose columns can be these, and add these files to `taken`."""
     import pyarrow as pa  # noqa: PLC0415
 
     ids = {field.name: field.field_id for field in table.schema().fields}
@@ -156,6 +201,10 @@ def _rows(table: Table, files: Iterable[DataFile], columns: pa.Schema) -> Iterat
         with table.io.new_input(name_of(file)).open() as stream:
             parquet = opened(stream)
             names = columns_by_id(parquet.schema_arrow, table)
+            is_short = any(not field.nullable and ids[field.name] not in names for field in columns)
+            if is_short or are_renamed_within(parquet.schema_arrow, table):
+                continue
+            taken.append(file)
             for batch in parquet.iter_batches():
                 found = [_column(batch, names.get(ids[field.name]), field) for field in columns]
                 yield pa.Table.from_arrays(found, schema=columns)
@@ -166,8 +215,6 @@ def _column(batch: pa.RecordBatch, name: str | None, field: pa.Field) -> pa.Arra
     import pyarrow as pa  # noqa: PLC0415
 
     if name is None:
-        if not field.nullable:
-            raise _UnequalColumnsError(f"a file has no required column {field.name}")
         return pa.nulls(batch.num_rows, field.type)
     column = batch.column(name)
     if column.type == field.type:
@@ -196,15 +243,17 @@ def _forgotten(table: Table, turn: Upkeep) -> int | None:
     """Expire snapshots and drop old tokens; None: there are few of them."""
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415
 
-    until = min(turn.oldest_attempt or datetime.now(UTC), datetime.now(UTC) - KEPT) - SKEW
+    until = min(turn.oldest_attempt or datetime.now(UTC), datetime.now(UTC) - KEPT)
     expired = expirable(table)
     tokens = {**tokens_in(table), **tokens_of(expired)}
-    kept = {name: token for name, token in tokens.items() if int(token[0]) >= milliseconds(until)}
+    kept = {name: token for name, token in tokens.items() if int(token[0]) >= milliseconds(until - SKEW)}
     if max(len(expired), len(tokens) - len(kept)) < _WORTH:
         return None
     turn.check()
     try:
         with table.transaction() as transaction:
+            # A batch may have expired snapshots meanwhile, whose tokens are not among those here.
+            unless_changed(transaction, table)
             expire(transaction, table, expired, kept)
             forgotten = max(milliseconds(until), int(table.properties.get(FORGOTTEN, "0")))
             transaction.set_properties({FORGOTTEN: str(forgotten)})
@@ -230,13 +279,15 @@ def _swept(table: Table, turn: Upkeep, *, is_due: bool) -> Counter[str]:
     noted_at, noted = _noted(store, key)
     if noted_at > datetime.now(UTC) - KEPT or not (is_due or noted):
         return Counter()
-    until = datetime.fromtimestamp(int(table.properties.get(FORGOTTEN, "0")) / 1000, UTC)
+    until = datetime.fromtimestamp(int(table.properties.get(FORGOTTEN, "0")) / 1000, UTC) - SKEW
     needed = {_path(location) for location in _needed(table)}
     gone, left = 0, []
-    for place in (f"{place_of(table)}/{turn.pipeline}.{turn.output}", f"{table.location()}/metadata"):
+    ours = (f"{place_of(table)}/{turn.pipeline}.{turn.output}", "")
+    # Others' files may lie there too, as a hint for readers without a catalog.
+    for place, ending in (ours, (f"{table.location()}/metadata", _METADATA)):
         filesystem = table.io.fs_by_scheme(*PyArrowFileIO.parse_location(place)[:2])
         for path in _older(filesystem, _path(place), until):
-            if path in needed:
+            if path in needed or not path.endswith(ending):
                 continue
             if path in noted and turn.has_time():
                 turn.check()

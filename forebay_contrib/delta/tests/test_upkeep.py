@@ -55,6 +55,18 @@ class TestDeltaUpkeep(UpkeepSuite):
 
         monkeypatch.setattr(upkeep, "_most_below", most_below)
 
+    def test_files_of_others_in_the_tables_directory_stay(
+        self, target: DeltaTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.written(target, 12)
+        others = [Path(target.sink().target) / name for name in ("notes.txt", "lines/part-0.parquet")]
+        for file in others:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("another's")
+        self.keep(target, monkeypatch, timedelta())
+        assert target.sink().upkeep(self.turn())["files_deleted"] == 12
+        assert all(file.exists() for file in others)
+
 
 def test_of_a_table_that_somebody_else_made_only_files_are_merged(tmp_path: Path) -> None:
     for _ in range(10):

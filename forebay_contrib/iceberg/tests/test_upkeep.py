@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import NestedField, StringType, StructType
 
 from forebay_contrib.iceberg import expiry, upkeep
+from forebay_contrib.iceberg.commits import tokens_in
 from forebay_contrib.iceberg.tests.iceberg_target import IcebergTarget
 from orchestration.declarations.sink import AttemptOutdatedError
 from tests.integration.orchestration.frame_without_spark import words
@@ -129,3 +133,100 @@ class TestIcebergUpkeep(UpkeepSuite):
         with target.table.transaction() as transaction:
             transaction.set_properties({"history.expire.max-snapshot-age-ms": "60000"})
         assert "snapshots_expired" not in target.sink().upkeep(self.turn())
+
+    def test_a_struct_whose_field_was_renamed_keeps_its_values(self, target: IcebergTarget) -> None:
+        """Check that files with the old name stay as they are: Arrow fills the new one with nulls."""
+        self.written(target, 1)
+        table = target.table
+        with table.update_schema() as update:
+            update.add_column(("a",), StructType(NestedField(100, "old", StringType(), required=False)))
+
+        def append(name: str) -> None:
+            table.append(pa.table({"n": [1], "a": pa.array([{name: "x"}], pa.struct([(name, pa.string())]))}))
+
+        for _ in range(4):
+            append("old")
+        with table.update_schema() as update:
+            update.rename_column(("a", "old"), "new")
+        for _ in range(8):
+            append("new")
+        assert target.sink().upkeep(self.turn()) == {"files_merged": 9, "files_made": 1}
+        found = table.refresh().scan().to_arrow()["a"].to_pylist()
+        assert sorted(map(str, found)) == ["None", *[str({"new": "x"})] * 12]
+
+    def test_a_commit_and_a_turn_that_expire_the_same_snapshots_both_keep_the_tokens(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.written(target, 20)
+        turn = replace(self.turn(), oldest_attempt=datetime(2000, 1, 1, tzinfo=UTC))
+        real = expiry.shorten
+
+        def after_a_turn(*arguments: Any) -> None:  # noqa: ANN401
+            real(*arguments)
+            monkeypatch.setattr("forebay_contrib.iceberg.sink.shorten", real)
+            monkeypatch.setattr(upkeep, "_WORTH", 1)
+            assert upkeep._forgotten(target.table, turn)
+
+        monkeypatch.setattr("forebay_contrib.iceberg.sink.shorten", after_a_turn)
+        target.sink().write(words(("a", 20)), attempt(time=batch(20)))
+        assert target.rows() == [("a", number) for number in range(21)]
+        assert target.sink().committed(attempt(2, time=batch(0))) is not None
+
+    def test_a_turn_forgets_no_token_of_a_commit_that_comes_first(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.written(target, 15)
+        table = target.table
+        self.written(target, 16, begin=15)
+        before = tokens_in(target.table)
+        monkeypatch.setattr(upkeep, "_WORTH", 1)
+        turn = replace(self.turn(), oldest_attempt=datetime(2000, 1, 1, tzinfo=UTC))
+        assert upkeep._forgotten(table, turn) is None
+        assert tokens_in(target.table) == before != {}
+
+    def test_an_attempt_from_before_what_the_table_remembers_is_refused_whatever_the_clocks_of_hosts(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Check attempts that began, by the driver log's clock, after a token's time on a host whose clock is late."""
+        self.written(target, 12)
+        now = datetime.now(UTC)
+        self.keep(target, monkeypatch, timedelta())
+        monkeypatch.setattr(upkeep, "KEPT", timedelta(minutes=-9))
+        monkeypatch.setattr(upkeep, "SKEW", timedelta(minutes=8))
+        target.sink().upkeep(replace(self.turn(), oldest_attempt=now + timedelta(hours=1)))
+        assert not tokens_in(target.table)
+        late = replace(attempt(time=batch(0)), began_at=now + timedelta(minutes=7))
+        with pytest.raises(AttemptOutdatedError):
+            target.sink().write(words(("late", 1)), late)
+        # Its files may be deleted, also if the table has a token of the batch.
+        self.written(target, 1, begin=12)
+        assert target.sink().committed(attempt(2, time=batch(12))) is not None
+        with pytest.raises(AttemptOutdatedError):
+            target.sink().write(words(("late", 1)), replace(late, attempt=2, batch_time=batch(12)))
+        target.sink().write(words(("new", 0)), replace(late, began_at=now + timedelta(minutes=10)))
+        assert target.rows() == [*(("a", number) for number in range(1, 13)), ("new", 0)]
+
+    def test_a_file_of_others_beside_the_metadata_stays(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.written(target, 12)
+        hint = Path(urlsplit(target.table.location()).path) / "metadata/version-hint.text"
+        hint.write_text("1")
+        self.keep(target, monkeypatch, timedelta())
+        done = [target.sink().upkeep(self.turn()) for _ in range(3)]
+        assert sum(figures.get("files_deleted", 0) for figures in done) > 0
+        assert hint.exists()
+
+
+def test_snapshots_expire_in_their_order_whatever_the_clocks_of_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "_SNAPSHOTS", 1)
+    times = {1: -60, 2: 300, 3: -50, 4: -40}
+    snapshots = [
+        SimpleNamespace(
+            sequence_number=number,
+            timestamp_ms=expiry.milliseconds(datetime.now(UTC) + timedelta(seconds=seconds)),
+        )
+        for number, seconds in times.items()
+    ]
+    table = SimpleNamespace(snapshots=lambda: snapshots, properties={})
+    assert expiry.expirable(cast("Any", table)) == snapshots[:1]

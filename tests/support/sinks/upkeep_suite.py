@@ -138,7 +138,7 @@ class UpkeepSuite:
                 target.sink().write(words(("b", 1)), attempt(time=batch(12)))
 
         self.call_before_merge(monkeypatch, add)
-        target.sink().upkeep(self.turn())
+        assert target.sink().upkeep(self.turn())["files_merged"] == 12
         assert added
         assert target.rows() == [*rows, ("b", 1)]
 
