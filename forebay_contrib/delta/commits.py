@@ -7,6 +7,7 @@ goes through deltalake's writer, which reads the staged files again. Owns what a
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ _HISTORIES = (10, 100, 1000)
 # batch without rows leaves no other trace.
 _NEWEST = "forebay/newest"
 _TIME_BITS = 44  # milliseconds since 1970, until the year 2527
+# Where an attempt's files are: `batch_folder`, and its own below it.
+_OF_A_BATCH = re.compile(r"(?:^|/)\d+-(\d{8}T\d{6}(?:\.\d{6})?Z)/attempt\d+-[0-9a-f]{8}/")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -200,7 +203,6 @@ class Commit:
     def _additions(self) -> list[Any]:
         from deltalake.transaction import AddAction  # noqa: PLC0415
 
-        stamp = self.attempt.batch_time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return [
             AddAction(
                 file.path,
@@ -208,9 +210,7 @@ class Commit:
                 values_of(file.part),
                 round(time() * 1000),
                 data_change=True,
-                stats=json.dumps(
-                    {"numRecords": file.rows, "minValues": {BATCH_TIME: stamp}, "maxValues": {BATCH_TIME: stamp}}
-                ),
+                stats=rows_alone(file.rows),
             )
             for file in self.files
         ]
@@ -284,10 +284,28 @@ def is_newest(table: Any, attempt: OutputAttempt) -> bool:  # noqa: ANN401
         # A pipeline that was removed and added again has another id.
         return bool((attempt.pipeline_id, attempt.batch_time) >= (pipeline_id, newest))
     # Another mode wrote the table: by its rows.
-    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    return all(
-        attempt.batch_time >= most for action in actions if (most := action.get(f"max.{BATCH_TIME}")) is not None
-    )
+    times = [times_of(action)[1] for action in pa.table(table.get_add_actions(flatten=True)).to_pylist()]
+    return all(attempt.batch_time >= most for most in times if most is not None)
+
+
+def rows_alone(rows: int) -> str:
+    """Return the statistics of a file that the sink wrote.
+
+    deltalake's dataset takes a column without bounds, beside one that has them, for one without values: a reader's
+    filter on it would find no row of the file.
+    """
+    return json.dumps({"numRecords": rows})
+
+
+def times_of(action: Mapping[str, Any]) -> tuple[datetime | None, datetime | None]:
+    """Return the first and the last batch time in a file, by its statistics, or by its path if the sink wrote it."""
+    least, most = action.get(f"min.{BATCH_TIME}"), action.get(f"max.{BATCH_TIME}")
+    found = _OF_A_BATCH.search(action["path"])
+    if (least is None or most is None) and found is not None:
+        least = most = datetime.strptime(found[1], f"%Y%m%dT%H%M%S{'.%f' if '.' in found[1] else ''}Z").replace(
+            tzinfo=UTC
+        )
+    return least, most
 
 
 def _is_of(attempt: OutputAttempt) -> str:
@@ -305,7 +323,7 @@ def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN40
 
     found = []
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        least, most = action.get(f"min.{BATCH_TIME}"), action.get(f"max.{BATCH_TIME}")
+        least, most = times_of(action)
         # Statistics are rounded down to milliseconds.
         floor = attempt.batch_time.replace(microsecond=attempt.batch_time.microsecond // 1000 * 1000)
         if least is None or most is None or (least <= attempt.batch_time and floor <= most):

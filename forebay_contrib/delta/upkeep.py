@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from forebay_contrib.delta.commits import rows_alone
 from forebay_contrib.delta.retention import FILES, SKEW, TOKENS, interval, missing_properties
+from orchestration.sinks.batch_column import BATCH_TIME
 
 if TYPE_CHECKING:
     from orchestration.declarations.sink import Figures, Upkeep
@@ -26,6 +28,7 @@ _DEFAULT_FILES = timedelta(days=7)
 # How many files below a size, in bytes, are worth one commit: files go from the first size to the second, and a row is
 # written again twice.
 _TIERS = ((8 << 20, 8), (128 << 20, 16))
+_ALONE = f"min.{BATCH_TIME}"
 # Files of the sink's outputs, also by a name of before, and those that deltalake writes.
 _WRITTEN = (
     r"[^/]+\.[^/]+/\d+-\d{8}T\d{6}[^/]*/attempt\d+-[0-9a-f]{8}/.*"
@@ -41,6 +44,8 @@ def look_after(table: Any, turn: Upkeep, *, is_own: bool) -> Figures:  # noqa: A
     if is_own and (missing := missing_properties(table.metadata().configuration)):
         turn.check()
         table.alter.set_table_properties(missing)
+    if is_own:
+        _repair(table, turn)
     for size, least in _TIERS:
         if turn.has_time() and _most_below(table, size) >= least:
             turn.check()
@@ -58,6 +63,40 @@ def _most_below(table: Any, size: int) -> int:  # noqa: ANN401
     files = pa.table(table.get_add_actions(flatten=True)).select(["size_bytes", *names]).to_pylist()
     number = Counter(tuple(file[name] for name in names) for file in files if file["size_bytes"] < size)
     return max(number.values(), default=0)
+
+
+def _repair(table: Any, turn: Upkeep) -> None:  # noqa: ANN401
+    """Leave files without the bounds that version 0.1.0 gave them: of the batch time alone (``rows_alone``)."""
+    import pyarrow as pa  # noqa: PLC0415
+    from deltalake import CommitProperties  # noqa: PLC0415
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+    from deltalake.transaction import AddAction  # noqa: PLC0415
+
+    # That version wrote no partitions.
+    if table.metadata().partition_columns:
+        return
+    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    again = [
+        AddAction(
+            file["path"],
+            file["size_bytes"],
+            {},
+            file["modification_time"],
+            data_change=False,
+            stats=rows_alone(file["num_records"]),
+        )
+        for file in files
+        if {name for name, value in file.items() if name.startswith("min.") and value is not None} == {_ALONE}
+    ]
+    if not again:
+        return
+    turn.check()
+    once = CommitProperties(max_commit_retries=0)
+    try:
+        table.create_write_transaction(again, mode="append", schema=table.schema(), commit_properties=once)
+    except DeltaError as error:
+        log.info("bounds of files were not repaired, because the table changed", error=str(error))
+    table.update_incremental()
 
 
 def _merged(table: Any, size: int) -> Counter[str]:  # noqa: ANN401
