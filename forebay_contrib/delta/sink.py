@@ -159,8 +159,16 @@ class DeltaSink(FileTableSink):
 
     def upkeep(self, turn: Upkeep) -> Figures:
         """Merge the table's small files, and delete what nothing needs any more."""
+        from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
         table = self._table(turn.name)
-        return {} if table is None else look_after(table, turn, is_own=is_own(table))
+        if table is None or not_written(table):
+            return {}
+        try:
+            return look_after(table, turn, is_own=is_own(table))
+        except (DeltaError, OSError) as error:
+            # The cause would be printed, with what the store's answer repeats.
+            raise SinkError(f"{turn.name}: the Delta table {self.target}: {self._place.said(error)}") from None
 
     def _columns(self, schema: StructType, where: str) -> pa.Schema:
         """Return the columns of the table's files. Raises SinkError for those that the format does not keep."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
+_GC = "gc.enabled"
 _AGE = "history.expire.max-snapshot-age-ms"
 _LEAST = "history.expire.min-snapshots-to-keep"
 #: How long tokens, and files that only older snapshots need, stay at least: for readers, and for processes that were
@@ -41,8 +42,9 @@ def shorten(transaction: Transaction, table: Table) -> None:
 
 
 def may_expire(table: Table) -> bool:
-    """Return whether the sink made the table, and no branch or tag needs its snapshots."""
-    return is_made_by_forebay(table) and len(table.refs()) == 1
+    """Return whether the sink made the table, no branch or tag needs its snapshots, and its owner lets files go."""
+    is_kept = table.properties.get(_GC, "true").lower() == "false"
+    return is_made_by_forebay(table) and len(table.refs()) == 1 and not is_kept
 
 
 def expirable(table: Table) -> list[Snapshot]:

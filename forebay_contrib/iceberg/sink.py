@@ -164,7 +164,7 @@ class IcebergSink(FileTableSink):
         """Merge the table's small files, expire snapshots, and delete what none needs any more."""
         with self._connect(turn.name) as catalog:
             table = self._catalog.table(catalog, self.table, turn.name)
-            return {} if table is None else look_after(table, turn)
+            return {} if table is None or [*unwritten(table, self.key)] else look_after(table, turn)
 
     def load(self) -> None:
         """Import pyiceberg."""

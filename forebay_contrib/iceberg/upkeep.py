@@ -63,7 +63,6 @@ _METADATA = (".avro", ".metadata.json")
 _ROWS_OF_GROUP = 1 << 17
 # How many times a merge is committed, because batches may come first.
 _TRIES = 10
-_NEWEST_FORMAT = 2
 
 log = structlog.get_logger(__name__)
 
@@ -71,8 +70,6 @@ log = structlog.get_logger(__name__)
 def look_after(table: Table, turn: Upkeep) -> Figures:
     """Give a table its turn. Of a table that somebody else made, only small files are merged."""
     done: Counter[str] = Counter()
-    if table.format_version > _NEWEST_FORMAT:
-        return done
     for size, least in _TIERS:
         if turn.has_time():
             done += _merged(table, turn, size, least)
@@ -230,11 +227,13 @@ def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     import pyarrow as pa  # noqa: PLC0415
 
     waiting: list[pa.Table] = []
+    rows = 0
     for table in tables:
         waiting.append(table)
-        if sum(one.num_rows for one in waiting) >= _ROWS_OF_GROUP:
+        rows += table.num_rows
+        if rows >= _ROWS_OF_GROUP:
             yield pa.concat_tables(waiting).combine_chunks()
-            waiting = []
+            waiting, rows = [], 0
     if waiting:
         yield pa.concat_tables(waiting).combine_chunks()
 

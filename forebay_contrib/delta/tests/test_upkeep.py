@@ -15,6 +15,7 @@ from forebay_contrib.delta import retention, upkeep
 from forebay_contrib.delta.retention import interval
 from forebay_contrib.delta.tests.delta_target import DeltaTarget
 from forebay_contrib.delta.tests.test_tables_of_others import TABLE
+from orchestration.declarations.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt
 from tests.support.sinks.upkeep_suite import UpkeepSuite
@@ -76,6 +77,29 @@ def test_of_a_table_that_somebody_else_made_only_files_are_merged(tmp_path: Path
     assert DeltaSink(tmp_path / "t").upkeep(suite.turn()) == {"files_merged": 10, "files_made": 1}
     assert before <= {str(file) for file in (tmp_path / "t").rglob("*.parquet")}
     assert DeltaTable(tmp_path / "t").metadata().configuration == {}
+
+
+def test_a_table_that_the_sink_does_not_write_is_left_alone(tmp_path: Path) -> None:
+    for _ in range(10):
+        write_deltalake(tmp_path / "t", TABLE, mode="append", configuration={"delta.appendOnly": "true"})
+    assert DeltaSink(tmp_path / "t").upkeep(TestDeltaUpkeep().turn()) == {}
+    assert len(DeltaTable(tmp_path / "t").file_uris()) == 10
+
+
+def test_an_error_of_a_turn_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_deltalake(tmp_path / "t", TABLE)
+    monkeypatch.setenv("STORE_SAS", "hunter2hunter2")
+    sink = DeltaSink("abfss://results@account.dfs.core.windows.net/t", storage_options={"sas_token": "env:STORE_SAS"})
+    monkeypatch.setattr(sink, "_table", lambda _: DeltaTable(tmp_path / "t"))
+
+    def fail(*_: object) -> None:
+        raise OSError("PUT https://account.blob.core.windows.net/results/t?sig=hunter2hunter2 answered 403")
+
+    monkeypatch.setattr(upkeep, "_most_below", fail)
+    with pytest.raises(SinkError, match=r"output 'counts' .* answered 403") as raised:
+        sink.upkeep(TestDeltaUpkeep().turn())
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__suppress_context__
 
 
 def test_what_a_table_keeps_by_default_is_what_delta_itself_reads_of_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
-from pyiceberg.types import NestedField, StringType, StructType
+from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 
 from forebay_contrib.iceberg import expiry, upkeep
 from forebay_contrib.iceberg.commits import tokens_in
@@ -75,12 +75,16 @@ class TestIcebergUpkeep(UpkeepSuite):
         read = sorted((row["text"], row["n"]) for row in target.read())
         assert read == [*(("a", number) for number in range(6)), *[("b", 1)] * 4]
 
-    def test_a_table_with_a_tag_keeps_its_snapshots(
-        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("why", ["a tag", "the owner's word"])
+    def test_a_table_that_needs_its_snapshots_keeps_them(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch, why: str
     ) -> None:
         self.written(target, 12)
         table = target.table
-        table.manage_snapshots().create_tag(table.snapshots()[0].snapshot_id, "first").commit()
+        if why == "a tag":
+            table.manage_snapshots().create_tag(table.snapshots()[0].snapshot_id, "first").commit()
+        else:
+            table.transaction().set_properties({"gc.enabled": "false"}).commit_transaction()
         self.keep(target, monkeypatch, timedelta())
         assert target.sink().upkeep(self.turn()) == {"files_merged": 12, "files_made": 1}
         assert len(target.table.snapshots()) == 13
@@ -133,6 +137,14 @@ class TestIcebergUpkeep(UpkeepSuite):
         with target.table.transaction() as transaction:
             transaction.set_properties({"history.expire.max-snapshot-age-ms": "60000"})
         assert "snapshots_expired" not in target.sink().upkeep(self.turn())
+
+    def test_a_table_that_the_sink_does_not_write_is_left_alone(self, target: IcebergTarget) -> None:
+        self.written(target, 12)
+        with target.table.update_schema() as update:
+            update.add_column(("f",), DoubleType())
+        with target.table.update_spec() as spec:
+            spec.add_identity("f")
+        assert target.sink().upkeep(self.turn()) == {}
 
     def test_a_struct_whose_field_was_renamed_keeps_its_values(self, target: IcebergTarget) -> None:
         """Check that files with the old name stay as they are: Arrow fills the new one with nulls."""
