@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Properties = Mapping[str, "str | Secret | Properties"]
 
 # As a key ends: others that have such a word in them are of a time, a URL or a name.
+_PLACE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*://")
 _SECRET = re.compile(
     r"(password|secret|token|credential|refresh|access[-_]key(?:[-_]id)?|account[-_]key|api[-_]key|private[-_]key"
     r"|connection-string|credentials-info|authorization|cookie)$|(?:^|\.)sas-token\.",
@@ -49,6 +50,15 @@ class DeclaredCatalog:
     def declaration(self) -> dict[str, Any]:
         """Return the properties, with secrets as references."""
         return _each(self.properties, str)
+
+    def check_place(self, where: str) -> None:
+        """Raise SinkError for a SQL catalog that would make a new table nowhere, or in the working directory."""
+        warehouse = self.properties.get("warehouse", "")
+        if self.properties.get("type") == "sql" and isinstance(warehouse, str) and not _PLACE.match(warehouse):
+            raise SinkError(
+                f"{where}: catalog['warehouse'] is {warehouse!r}, and a SQL catalog makes new tables below it: write "
+                "file:///DIRECTORY, which Spark's workers share, or s3://BUCKET/PREFIX"
+            )
 
     @contextmanager
     def opened(self, where: str) -> Iterator[Catalog]:

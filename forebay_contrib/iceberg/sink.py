@@ -179,6 +179,7 @@ class IcebergSink(FileTableSink):
         table = self._catalog.table(connection, self.table, attempt.name)
         if table is None:
             check_new(self.table, attempt.name)
+            self._catalog.check_place(attempt.name)
             columns = iceberg_schema(with_batch_time(schema))
             spec = spec_of(self.partition_by, columns)
             connection.create_namespace_if_not_exists(self.table.rpartition(".")[0])
@@ -212,6 +213,7 @@ class IcebergSink(FileTableSink):
         table = self._catalog.table(connection, self.table, where)
         if table is None:
             check_new(self.table, where)
+            self._catalog.check_place(where)
             return None
         changes = self._checked(table, schema, where)
         store_of(table, place_of(table), where)

@@ -38,6 +38,7 @@ from orchestration.sinks.file_stores import LocalFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
@@ -280,6 +281,9 @@ def _swept(table: Table, turn: Upkeep, *, is_due: bool) -> Counter[str]:
         return Counter()
     until = datetime.fromtimestamp(int(table.properties.get(FORGOTTEN, "0")) / 1000, UTC) - SKEW
     needed = {_path(location) for location in _needed(table)}
+    if _is_shared(table, needed):
+        log.warning("no files are deleted, because another table lies there too", table=table.name())
+        return Counter()
     gone, left = 0, []
     ours = (f"{place_of(table)}/{turn.pipeline}.{turn.output}", "")
     # Others' files may lie there too, as a hint for readers without a catalog.
@@ -300,6 +304,27 @@ def _swept(table: Table, turn: Upkeep, *, is_due: bool) -> Counter[str]:
     if isinstance(store, LocalFiles):
         _remove_empty(folder, until.timestamp())
     return Counter(files_deleted=gone)
+
+
+def _is_shared(table: Table, needed: AbstractSet[str]) -> bool:
+    """Return whether another table has its metadata at the same place: then nothing says whose a file is."""
+    import pyarrow.fs as pa_fs  # noqa: PLC0415
+    from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
+
+    place = f"{table.location()}/metadata"
+    filesystem = table.io.fs_by_scheme(*PyArrowFileIO.parse_location(place)[:2])  # type: ignore[attr-defined]
+    for info in filesystem.get_file_info(pa_fs.FileSelector(_path(place), allow_not_found=True)):
+        if info.base_name.endswith(_METADATA[1]) and info.path not in needed:
+            try:
+                with filesystem.open_input_stream(info.path) as file:
+                    found = json.loads(file.read())["table-uuid"]
+            except FileNotFoundError:
+                continue
+            except (ValueError, KeyError, UnicodeDecodeError):
+                return True
+            if found != str(table.metadata.table_uuid):
+                return True
+    return False
 
 
 def _noted(store: FileStore, key: str) -> tuple[datetime, set[str]]:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder
@@ -32,7 +33,7 @@ def found(path: Path) -> list[set[int]]:
         set(orders.to_table(filter=(pc.field("n") > 0) & (pc.field("word") != ""))["n"].to_pylist()),
         set(table.to_pyarrow_table(filters=[("n", ">", 0)])["n"].to_pylist()),
         {row[orders.schema.get_field_index("n")] for row in from_duckdb},
-        {number.as_py() for number in by_sql.read_all()["n"]},
+        set(pa.table(by_sql.read_all())["n"].to_pylist()),
     ]
 
 

@@ -16,7 +16,7 @@ from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from forebay_contrib.iceberg import expiry, upkeep
 from forebay_contrib.iceberg.commits import tokens_in
 from forebay_contrib.iceberg.tests.iceberg_target import IcebergTarget
-from orchestration.declarations.sink import AttemptOutdatedError
+from orchestration.declarations.sink import AttemptOutdatedError, SinkError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt
 from tests.support.sinks.upkeep_suite import UpkeepSuite, batch
@@ -217,6 +217,30 @@ class TestIcebergUpkeep(UpkeepSuite):
             target.sink().write(words(("late", 1)), replace(late, attempt=2, batch_time=batch(12)))
         target.sink().write(words(("new", 0)), replace(late, began_at=now + timedelta(minutes=10)))
         assert target.rows() == [*(("a", number) for number in range(1, 13)), ("new", 0)]
+
+    def test_nothing_is_deleted_where_another_table_lies_too(
+        self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Check a table of the same name in another catalog, whose tables are below the same warehouse."""
+        self.written(target, 12)
+        catalog = {**target.catalog, "uri": f"sqlite:///{target.folder}/other.db"}
+        other = IcebergTarget(target.folder, catalog)
+        self.written(other, 3)
+        assert target.table.location() == other.table.location()
+        self.keep(target, monkeypatch, timedelta())
+        for _ in range(3):
+            assert "files_deleted" not in target.sink().upkeep(self.turn())
+        assert other.rows() == [("a", number) for number in range(3)]
+
+    def test_a_new_table_needs_a_warehouse(self, target: IcebergTarget) -> None:
+        for warehouse in ({}, {"warehouse": "wh"}):
+            catalog = {"type": "sql", "uri": f"sqlite:///{target.folder}/other.db", **warehouse}
+            sink = IcebergTarget(target.folder, catalog).sink()
+            checked = sink.check_target()
+            assert checked.health == "failed"
+            assert "a SQL catalog makes new tables below it: write file:///DIRECTORY" in checked.found
+            with pytest.raises(SinkError, match="catalog\\['warehouse'\\] is"):
+                sink.write(words(("a", 1)), attempt())
 
     def test_a_file_of_others_beside_the_metadata_stays(
         self, target: IcebergTarget, monkeypatch: pytest.MonkeyPatch
