@@ -25,6 +25,7 @@ from tests.support.servers.azurite import ACCOUNT, CONTAINER, KEY, AzuriteServer
 from tests.support.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
     from pathlib import Path
 
@@ -42,6 +43,10 @@ class DeltaOnStore(DeltaTarget):
         self.value = secret
         self.options = {**plain, key: secret}
         self.declared = {**plain, key: EnvVar(_SECRET)}
+
+    def readers(self) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+        """Return deltalake's own: Spark and DuckDB would need clients of the store."""
+        return {"DataFusion": self._by_datafusion}
 
 
 class _OnObjectStore(DeltaSuite):
