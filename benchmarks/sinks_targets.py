@@ -221,7 +221,7 @@ def _postgres(frame: DataFrame, directory: Path, servers: ExitStack) -> Iterator
     def plain(table: str, number: int) -> None:
         if number == 0:
             server.execute(f"CREATE {table} ({made})")
-        copy = f"\\copy public.{table.rpartition(' ')[2]} ({names}) from '{file}' with (format csv)"
+        copy = f"\\copy {table.rpartition(' ')[2]} ({names}) from '{file}' with (format csv)"
         subprocess.run([*command, "--command", copy], check=True, timeout=120)  # noqa: S603  our own binary
 
     staging = Staging(Address(SecretUrl(url), None, "benchmark"), "public", "forebay_staging_0", columns, "{}")
@@ -230,9 +230,9 @@ def _postgres(frame: DataFrame, directory: Path, servers: ExitStack) -> Iterator
         staging.copy(f"forebay_staging_0_{number}", rows.to_batches())
 
     sink = PostgresSink(EnvVar(_POSTGRES), "public.events")
-    yield Target(POSTGRES, sink, partial(plain, "TABLE plain_events"), "psql's \\copy of a CSV file")
+    yield Target(POSTGRES, sink, partial(plain, "TABLE public.plain_events"), "psql's \\copy of a CSV file")
     # Each write of ours makes a table, as a task does; both tables are unlogged.
-    yield Target(COPY, ours, partial(plain, "UNLOGGED TABLE plain_staging"), "psql's \\copy of a CSV file")
+    yield Target(COPY, ours, partial(plain, "UNLOGGED TABLE public.plain_staging"), "psql's \\copy of a CSV file")
 
 
 @contextmanager
