@@ -19,6 +19,7 @@ import structlog
 from forebay_contrib.delta.commits import rows_alone
 from forebay_contrib.delta.retention import FILES, SKEW, TOKENS, interval, missing_properties
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.directories import remove_empty
 
 if TYPE_CHECKING:
     from orchestration.declarations.sink import Figures, Upkeep
@@ -134,7 +135,7 @@ def _deleted(table: Any, turn: Upkeep) -> Counter[str]:  # noqa: ANN401
     table.cleanup_metadata()
     root = Path(table.table_uri.removeprefix("file://"))
     if root.is_dir():
-        _remove_empty(root / f"{turn.pipeline}.{turn.output}", time.time() - kept.total_seconds())
+        remove_empty(root / f"{turn.pipeline}.{turn.output}", time.time() - kept.total_seconds())
     return Counter(files_deleted=len(gone))
 
 
@@ -145,14 +146,3 @@ def _hours(kept: timedelta) -> int:
 def _age(began_at: datetime) -> timedelta:
     """Return for how long the files of an attempt that still runs must stay."""
     return datetime.now(UTC) - began_at + SKEW
-
-
-def _remove_empty(folder: Path, before: float) -> None:
-    """Remove the folders of batches whose files were all deleted, unless they were changed after `before`."""
-    for inner in (entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else ():
-        _remove_empty(inner, before)
-        if inner.stat().st_mtime <= before:
-            try:
-                inner.rmdir()
-            except OSError:
-                continue

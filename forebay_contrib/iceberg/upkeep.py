@@ -34,6 +34,7 @@ from forebay_contrib.iceberg.data_files import (
 from forebay_contrib.iceberg.expiry import KEPT, expirable, expire, may_expire, milliseconds
 from forebay_contrib.iceberg.files import place_of, store_of
 from forebay_contrib.iceberg.partitions import PartitionedRows
+from orchestration.sinks.directories import remove_empty
 from orchestration.sinks.file_stores import LocalFiles
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ def _swept(table: Table, turn: Upkeep, *, is_due: bool) -> Counter[str]:
         store.put(key, json.dumps({"at": datetime.now(UTC).isoformat(), "files": left}).encode())
     folder = Path(_path(f"{place_of(table)}/{turn.pipeline}.{turn.output}"))
     if isinstance(store, LocalFiles):
-        _remove_empty(folder, until.timestamp())
+        remove_empty(folder, until.timestamp())
     return Counter(files_deleted=gone)
 
 
@@ -368,14 +369,3 @@ def _older(filesystem: Any, folder: str, until: datetime) -> Iterator[str]:  # n
         limit = until - _UNPUBLISHED if info.base_name.startswith("_") else until
         if info.type == pa_fs.FileType.File and info.base_name != _NOTED and info.mtime < limit:
             yield info.path
-
-
-def _remove_empty(folder: Path, before: float) -> None:
-    """Remove the folders of batches whose files were all deleted, unless they were changed after `before`."""
-    for inner in (entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else ():
-        _remove_empty(inner, before)
-        if inner.stat().st_mtime <= before:
-            try:
-                inner.rmdir()
-            except OSError:
-                continue

@@ -94,3 +94,14 @@ def sync(path: Path) -> None:
 
 def _replaced(target: Path) -> Path:
     return target.with_name(f".{target.name}.{_REPLACED}")
+
+
+def remove_empty(folder: Path, before: float) -> None:
+    """Remove the folders below one whose files were all deleted, unless they were changed after `before`."""
+    for inner in (entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else ():
+        remove_empty(inner, before)
+        if inner.stat().st_mtime <= before:
+            try:
+                inner.rmdir()
+            except OSError:
+                continue
