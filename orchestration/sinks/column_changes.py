@@ -238,7 +238,7 @@ class ArrowDialect(Dialect["pa.DataType", "pa.DataType"]):
     change: str = Dialect.change
 
     def keeps(self, there: pa.DataType, given: pa.DataType) -> bool:
-        """Return whether the types are equal but for their layout, or the table's is wider."""
+        """Return whether the types are equal except for their layout, or the table's is wider."""
         return _plain(there) == _plain(given) or widening(given, there) is not None
 
     def widens(self, there: pa.DataType, given: pa.DataType) -> bool:

@@ -87,7 +87,7 @@ def with_sources(
 
 
 def _key(text: str, leaves: Sequence[str | None]) -> str:
-    """Return what is equal for two plans that are equal but for what differs between batches."""
+    """Return what is equal for two plans that are equal except for what differs between batches."""
     numbers: dict[str, str] = {}
     same = _OF_ONE_BATCH.sub(lambda found: numbers.setdefault(found[0], f"#{len(numbers)}"), text)
     return hashlib.sha256(json.dumps([same, leaves]).encode()).hexdigest()

@@ -174,7 +174,7 @@ def test_merge_keeps_the_newest_batchs_row_of_each_key(tmp_path: Path) -> None:
     sink.write(words(("a", 1), ("b", 1)), attempt())
     sink.write(words(("a", 2)), attempt(time=LATER))
     assert rows(sink) == [("a", 2), ("b", 1)]
-    # A replay: a key that it has no more is deleted, and one of a newer batch stays.
+    # A replay: a key that it no longer has is deleted, and one of a newer batch stays.
     sink.write(words(("a", 9), ("c", 9)), attempt(2))
     assert rows(sink) == [("a", 2), ("c", 9)]
     sink.write(words(("a", 0), ("c", 0), ("d", 0)), attempt(time=EARLIER))
