@@ -68,7 +68,8 @@ class TextCheck(RowCheck):
             return CheckedRows(batch)
         invalid = self.invalid_rows(batch)
         letters = self.dead_letters(batch.filter(pa.array(invalid)))
-        return CheckedRows(batch.filter(pa.array(~invalid)), invalid, letters)
+        # A slice of lists may share its memory with rows outside it that are invalid.
+        return CheckedRows(batch.filter(pa.array(~invalid)), invalid if letters else None, letters)
 
     def invalid_rows(self, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return for each row whether its text is not UTF-8."""

@@ -34,9 +34,9 @@ def rows_of(column: pa.Array) -> list[int]:
     batch = pa.record_batch([column], names=["value"])
     found = [int(row) for row in check.invalid_rows(batch).nonzero()[0]]
     assert check.is_valid(batch) == (not found)
-    good, bad = check.divide(batch)
-    assert (good.num_rows, bad.num_rows) == (len(column) - len(found), len(found))
-    assert check.is_valid(good)
+    checked = check.check(batch)
+    assert (checked.batch.num_rows, len(checked.letters)) == (len(column) - len(found), len(found))
+    assert check.is_valid(checked.batch)
     return found
 
 
@@ -79,7 +79,9 @@ def test_a_slice_of_lists_is_not_blamed_for_the_rows_outside_it() -> None:
     batch = pa.record_batch([lists.slice(1)], names=["value"])
     check = TextCheck(batch.schema)
     assert check.invalid_rows(batch).tolist() == [False, False]
-    assert check.check(batch).invalid is None
+    checked = check.check(batch)
+    assert checked.invalid is None
+    assert check.is_valid(checked.batch)
 
 
 def test_columns_without_text_are_not_looked_at() -> None:

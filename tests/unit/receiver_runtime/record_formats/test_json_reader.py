@@ -21,7 +21,8 @@ from tests.support.searches import examples
 
 DDL = (
     "item STRING, pieces BIGINT, small TINYINT, price DOUBLE, paid BOOLEAN, at TIMESTAMP, local TIMESTAMP_NTZ, "
-    "day DATE, tags ARRAY<STRING>, place STRUCT<city: STRING, seen: TIMESTAMP>"
+    "day DATE, tags ARRAY<STRING>, place STRUCT<city: STRING, seen: TIMESTAMP>, "
+    "near FLOAT, rates ARRAY<DOUBLE>, cost DECIMAL(12, 2)"
 )
 READER = JsonReader(Json(DDL))
 # Of one record each: what does not fit, and a part of what is said of it.
@@ -36,7 +37,10 @@ BAD = {
     b'{"item": "\xff"}': "no UTF-8",
     b'{"item": "\\ud800"}': "no JSON",
     b'{"item": "a\nb"}': "no JSON",
-    b'{"price": NaN}': "no JSON",
+    b'{"price": NaN}': r"no number.*\$\.price",
+    b'{"rates": [1, -Infinity]}': r"no number.*\$\.rates",
+    b'{"near": 1e39}': r"\$\.near",
+    b'{"cost": 0.123}': r"\$\.cost",
     b'{"price": 1e999}': "",
     b'{"item": 1}': r"\$\.item",
     b'{"pieces": "1"}': r"\$\.pieces",
@@ -44,12 +48,12 @@ BAD = {
     b'{"pieces": 9223372036854775808}': "",
     b'{"small": 128}': r"\$\.small",
     b'{"paid": 1}': r"\$\.paid",
-    b'{"at": "yesterday"}': "at: ",
-    b'{"at": "2026-01-02T03:04:05"}': "at: .*zone",
-    b'{"local": "2026-01-02T03:04:05Z"}': "local: .*zone",
-    b'{"day": "2026-02-30"}': "day: ",
+    b'{"at": "yesterday"}': r"'yesterday' is no time - at `\$\.at`",
+    b'{"at": "2026-01-02T03:04:05"}': r"expected a zone offset - at `\$\.at`",
+    b'{"local": "2026-01-02T03:04:05Z"}': r"expected no zone.* - at `\$\.local`",
+    b'{"day": "2026-02-30"}': r"\$\.day",
     b'{"tags": ["a", 1]}': r"\$\.tags",
-    b'{"place": {"seen": "now"}}': "place: ",
+    b'{"place": {"seen": "now"}}': r"\$\.place",
     b'{"item": "a", "item": "b"}': "twice",
 }
 
@@ -68,6 +72,8 @@ _members = st.fixed_dictionaries(
         "day": st.dates(date(1, 1, 1)).map(date.isoformat),
         "tags": st.none() | st.lists(st.none() | _text, max_size=3),
         "place": st.none() | st.fixed_dictionaries({}, optional={"city": st.none() | _text, "other": st.integers()}),
+        "rates": st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=2),
+        "cost": st.none() | st.decimals(-(10**9), 10**9, places=2).map(str),
         "unknown": st.recursive(st.none() | _text | st.integers(), lambda inner: st.lists(inner, max_size=2)),
     },
 )
@@ -88,6 +94,8 @@ def expected(found: dict[str, Any]) -> dict[str, Any]:
     for name in ("at", "local"):
         if row[name] is not None:
             row[name] = datetime.fromisoformat(row[name])
+    if row["cost"] is not None:
+        row["cost"] = Decimal(row["cost"])
     if row["day"] is not None:
         row["day"] = date.fromisoformat(row["day"])
     if row["place"] is not None:
