@@ -237,8 +237,9 @@ class BlockPath:
     def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
         """Store a batch as one block with its records' keys; return when it is stored, before it is registered.
 
-        The batch has the blocks' schema: the caller checks the rows (``rows``), and divides rows and keys together. No salvage registers the block, because its sender sends the records again if
-        they are not acknowledged. The future resolves when the driver log has the block and the keys. It fails with
+        The batch has the blocks' schema: the caller checks the rows (``rows``), and divides rows and keys together. No
+        salvage registers the block, because its sender sends the records again if they are not acknowledged. The future
+        resolves when the driver log has the block and the keys. It fails with
         DuplicateKeysError if one of the keys is known. Then no block with keys in flight is registered, and nothing is
         accepted before ``writer.resume_after_refusal``, which the caller must call. While the disk takes no blocks,
         this waits, except at a stop.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Count what was done with the rows of a request: added, known before, or dead letters, and why the first is one."""
+    """Count a request's rows: added, known before, or dead letters, with the reason of the first one."""
 
     added: int
     duplicates: int = 0

@@ -307,9 +307,7 @@ class KeyedHandOver:
 class _BlocksInFlight:
     """Hold the blocks that are not answered, in order, and their keys. Only the hand-over's thread uses it."""
 
-    def __init__(
-        self, path: BlockPath, content: str | None, on_answered: Callable[[object], None]
-    ) -> None:
+    def __init__(self, path: BlockPath, content: str | None, on_answered: Callable[[object], None]) -> None:
         self._path = path
         self._content = content
         self._on_answered = on_answered

@@ -36,6 +36,7 @@ _PIECE = 1024
 # Arrow takes these as numbers, where JSON has none.
 _NO_NUMBERS = (b"NaN", b"Inf")
 _BLANKS = b" \t\r\n"
+_JUDGED_AS = {pa.types.is_boolean: bool, pa.types.is_floating: float, pa.types.is_decimal: Decimal}
 
 
 class JsonReader(RecordReader):
@@ -83,7 +84,9 @@ class JsonReader(RecordReader):
                 faults |= {row: f"{why} - at `$.{field.name}`" for row, why in found.items() if row not in faults}
             if field.name in self.records.required and column.null_count:
                 lacking = column.is_null().to_numpy(zero_copy_only=False) & ~may_lack
-                faults |= dict.fromkeys(np.flatnonzero(lacking).tolist(), f"it is missing or null - at `$.{field.name}`")
+                faults |= dict.fromkeys(
+                    np.flatnonzero(lacking).tolist(), f"it is missing or null - at `$.{field.name}`"
+                )
             faults |= dict.fromkeys(_no_numbers(array).tolist(), f"no number, or too large - at `$.{field.name}`")
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -211,15 +214,12 @@ def _struct(name: str, fields: Sequence[pa.Field]) -> type[msgspec.Struct]:
 
 
 def _judged_as(kind: pa.DataType) -> Any:  # noqa: ANN401  a type
-    if pa.types.is_boolean(kind):
-        return bool
+    for is_it, judged in _JUDGED_AS.items():
+        if is_it(kind):
+            return judged
     if pa.types.is_integer(kind):
         most = 2 ** (kind.bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-most, le=most - 1)]
-    if pa.types.is_floating(kind):
-        return float
-    if pa.types.is_decimal(kind):
-        return Decimal
     if pa.types.is_list(kind):
         return list[_judged_as(kind.value_type) | None]  # type: ignore[misc]
     if pa.types.is_struct(kind):

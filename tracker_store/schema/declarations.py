@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class StreamDeclaration:
-    """Hold the declaration of a stream; `receivers` is a number, or "per_host". `records`: what they are parsed into."""
+    """Hold the declaration of a stream; `receivers` is a number, or "per_host". `records`: how they are parsed."""
 
     source: Mapping[str, Any]
     settings: Mapping[str, Any]

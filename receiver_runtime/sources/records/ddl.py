@@ -99,7 +99,9 @@ class _Ddl:
                 scale = self._number()
             self._expect(")")
         if not 1 <= precision <= _MOST_DIGITS or scale > precision:
-            raise DdlError(f"{self._text!r}: there is no DECIMAL({precision}, {scale}): at most 38 digits, scale included")
+            raise DdlError(
+                f"{self._text!r}: there is no DECIMAL({precision}, {scale}): at most 38 digits, scale included"
+            )
         return f"decimal128({precision}, {scale})"
 
     def _array(self) -> str:
@@ -145,7 +147,9 @@ class _Ddl:
 
     def _error(self, wanted: str) -> DdlError:
         found = repr(self._value) if self._value else "the end"
-        return DdlError(f"{self._text!r}: {found} where {wanted} is expected: write columns as 'id BIGINT, name STRING'")
+        return DdlError(
+            f"{self._text!r}: {found} where {wanted} is expected: write columns as 'id BIGINT, name STRING'"
+        )
 
     def _takes(self, token: str) -> bool:
         if self._kind != "other" or self._value != token:

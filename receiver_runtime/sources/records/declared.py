@@ -64,9 +64,7 @@ class Records(BaseModel):
         Raises:
             ValueError: a parsed column has the name of another one.
         """
-        others = [
-            (RAW if name == record else f"_{name}", kind) for name, kind in source if name != record or self.raw
-        ]
+        others = [(RAW if name == record else f"_{name}", kind) for name, kind in source if name != record or self.raw]
         taken = {name.lower() for name, _ in self.columns}
         for name, _ in others:
             if name.lower() in taken:

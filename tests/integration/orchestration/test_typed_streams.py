@@ -87,11 +87,9 @@ def test_records_are_columns_of_a_batch_and_bad_ones_are_dead_letters(
     try:
         rig.start()
         eventually(lambda: "listening on" in rig.state()[1], "listening")
-        url = rig.state()[1].partition("listening on ")[2].split()[0].rstrip(",;")
-        asked = urllib.request.Request(  # noqa: S310  http
-            f"{url}/v1/orders", LINES, {"Content-Type": "application/x-ndjson"}
-        )
-        with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310  http
+        address = rig.state()[1].partition("listening on ")[2].split()[0]
+        asked = urllib.request.Request(f"http://{address}/v1/orders", LINES, {"Content-Type": "application/x-ndjson"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             said = json.loads(answer.read())
         assert (said["records"], said["dead_letters"]) == (2, 1)
         assert "$.pieces" in said["first_dead_letter"]
@@ -110,8 +108,10 @@ def test_records_are_columns_of_a_batch_and_bad_ones_are_dead_letters(
     [result] = run_batch(pipeline, batch_time=time, attempt=1, run_id="run", settings=settings, session=lambda: session)
     assert result.rows == 2
     assert schemas == [
-        "struct<item:string,pieces:bigint,at:timestamp,_content_type:string,_path:string,_received_at:timestamp,"
-        "_id:string,_attributes:map<string,string>>"
+        (
+            "struct<item:string,pieces:bigint,at:timestamp,_content_type:string,_path:string,_received_at:timestamp,"
+            "_id:string,_attributes:map<string,string>>"
+        )
     ]
     table = ds.dataset(tmp_path / "output", partitioning="hive").to_table(columns=["item", "pieces", "at"])
     found = sorted(table.to_pylist(), key=lambda one: one["item"])

@@ -6,7 +6,7 @@ import json
 import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.record_formats.json_reader import JsonReader
-from receiver_runtime.record_formats.record_reader import Parsed
 from receiver_runtime.sources.records.json_records import Json
 from tests.support.searches import examples
+
+if TYPE_CHECKING:
+    from receiver_runtime.record_formats.record_reader import Parsed
 
 DDL = (
     "item STRING, pieces BIGINT, small TINYINT, price DOUBLE, paid BOOLEAN, at TIMESTAMP, local TIMESTAMP_NTZ, "
@@ -57,7 +59,7 @@ BAD = {
     b'{"item": "a", "item": "b"}': "twice",
 }
 
-_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _times = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1))  # noqa: DTZ001  without a zone
 _members = st.fixed_dictionaries(
     {},
@@ -88,7 +90,7 @@ def records(draw: st.DrawFn) -> tuple[bytes, dict[str, Any]]:
 
 
 def expected(found: dict[str, Any]) -> dict[str, Any]:
-    row = {name: found.get(name) for name in READER.schema.names}
+    row: dict[str, Any] = {name: found.get(name) for name in READER.schema.names}
     if row["price"] is not None:
         row["price"] = float(row["price"])
     for name in ("at", "local"):
@@ -194,7 +196,7 @@ def test_a_null_is_a_row_of_nulls_also_where_members_are_required() -> None:
 
 def test_names_are_those_of_json_whatever_they_are() -> None:
     reader = JsonReader(Json("`a b` INT, `größe` INT, `class` INT, A_B INT"))
-    parsed = read('{"a b": 1, "gr\\u00f6\\u00dfe": 2, "class": 3, "a_b": 9, "A_B": 4}'.encode(), b"{", reader=reader)
+    parsed = read(b'{"a b": 1, "gr\\u00f6\\u00dfe": 2, "class": 3, "a_b": 9, "A_B": 4}', b"{", reader=reader)
     assert [*parsed.batch.to_pylist()[0].values()] == [1, 2, 3, 4]
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.block_store.frames.columns import arrow_schema
-from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.records.json_records import Json
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, listening
 
