@@ -182,7 +182,7 @@ def _result(
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  the light parts load no Spark
     from pyspark.sql.types import StructType  # noqa: PLC0415
 
-    from orchestration.spark.reading.block_reader import spark_schema  # noqa: PLC0415  as above
+    from orchestration.spark.reading.spark_types import spark_schema  # noqa: PLC0415  as above
 
     def frame(entry: Stream | Window) -> DataFrame:
         if not isinstance(entry, Window):

@@ -16,6 +16,7 @@ from forebay.records import Json
 from forebay.sources import Http
 from forebay.testing.receiver_processes import eventually
 from orchestration.batches.batch_run import run_batch
+from orchestration.dagster_defs.shared.stream_assets import stream_asset
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.spark.reading.batch_reader import columns_of_stream
@@ -36,6 +37,13 @@ LINES = b"""{"item": "tea", "pieces": 2, "at": "2026-01-02T03:04:05.5+01:00", "m
 {"item": "cup", "pieces": "two"}
 {"item": "pot"}
 """
+
+
+def test_dagster_shows_the_columns_of_a_typed_stream() -> None:
+    orders = Stream("orders", Http(listen="127.0.0.1:0"), records=Json("item STRING, at ARRAY<TIMESTAMP>"))
+    schema = stream_asset(orders).metadata["dagster/column_schema"]
+    shown = {column.name: column.type for column in schema.columns}
+    assert (shown["item"], shown["at"], shown["_id"]) == ("STRING", "ARRAY<TIMESTAMP>", "STRING")
 
 
 def test_a_column_may_be_added_and_not_become_another(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.records.json_records import Json
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, listening
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +55,8 @@ def test_a_request_of_which_nothing_fits_is_refused_with_the_reason_and_kept(tmp
         assert "$.pieces" in answer.json()["detail"]
         assert one.rows() == []
         assert one.rig.dead_letters() == [("does_not_fit", 0, b'{"pieces": "x"}')]
+        [said] = [detail for kind, _, detail in one.rig.reporter.events if kind is ReceiverEventKind.BAD_RECORD]
+        assert "$.pieces" in said
 
 
 def test_requests_that_share_a_block_hear_of_their_own_records_alone(tmp_path: Path) -> None:
