@@ -480,13 +480,9 @@ def _read(
     settings: Settings,
 ) -> DataFrame:
     from orchestration.spark.reading.allocation import encode_allocation, location_of  # noqa: PLC0415  loads pyspark
-    from orchestration.spark.reading.block_reader import (  # noqa: PLC0415  loads pyspark
-        ALLOCATION,
-        BLOCK_KEYS,
-        RECORDS,
-        spark_schema,
-    )
+    from orchestration.spark.reading.block_reader import ALLOCATION, BLOCK_KEYS, RECORDS  # noqa: PLC0415  loads pyspark
     from orchestration.spark.reading.data_source import FORMAT  # noqa: PLC0415  loads pyspark
+    from orchestration.spark.reading.spark_types import spark_schema  # noqa: PLC0415  with them
 
     some = {} if inputs.records is None else {RECORDS: "{}:{}".format(*inputs.records)}
     return (

@@ -135,7 +135,7 @@ def _time_of_all(pipeline: Pipeline) -> datetime:
 def _table(stream: Stream, records: Records) -> pa.Table:
     from orchestration.spark.reading.batch_reader import declared_columns  # noqa: PLC0415  the light parts load no SQLAlchemy
 
-    columns = declared_columns(stream.source, stream.name)
+    columns = declared_columns(stream.source, stream.name, stream.records)
     schema = arrow_schema(columns)
     where = f"stream {stream.name!r} (columns {', '.join(f'{name}: {kind}' for name, kind in columns)})"
     table = _as_table(records, schema, columns, where)
@@ -182,7 +182,7 @@ def _result(
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  the light parts load no Spark
     from pyspark.sql.types import StructType  # noqa: PLC0415
 
-    from orchestration.spark.reading.block_reader import spark_schema  # noqa: PLC0415  as above
+    from orchestration.spark.reading.spark_types import spark_schema  # noqa: PLC0415  as above
 
     def frame(entry: Stream | Window) -> DataFrame:
         if not isinstance(entry, Window):

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestration.declarations.pipeline import PER_HOST
+from orchestration.declarations.pipeline import PER_HOST, DeclarationError
 from orchestration.declarations.renames import idle_renames, refuse_to_rename, removal, renames
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
 from tracker_store.batches.streams import stream_overview
+from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 from tracker_store.schema.declarations import PipelineDeclaration
 from tracker_store.schema.states import PipelineState
@@ -202,10 +203,29 @@ def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
     read = streams_read(before.values())
     others = {name: names for name, names in read.items() if name not in own}
     refuse_to_rename(renamed, {stream.name for stream in streams}, others, read)
+    for stream in streams:
+        if (row := applied.get(renamed.get(stream.name, stream.name))) is not None:
+            _refuse_other_types(connection, stream, row)
     for pipeline in pipelines:
         if pipeline.name in before:
             _refuse_to_strand(connection, pipeline, before[pipeline.name], applied, renamed)
     refuse_to_share(pipelines, before)
+
+
+def _refuse_other_types(connection: sa.Connection, stream: Stream, row: store.StreamRow) -> None:
+    """Refuse records with a column that the stream has with another type: its blocks are read together."""
+    if stream.records is None:
+        return
+    had = [column for schema in schemas_of_stream(connection, row.stream_id) for column in schema.columns]
+    first = {name.lower(): (name, kind) for name, kind in reversed(had)}
+    others = [
+        f"{name} is {kind}, the stream has {' as '.join(first[name.lower()])}"
+        for name, kind in stream.records.block_columns(stream.source.columns, stream.source.record_column)
+        if first.get(name.lower(), (name, kind)) != (name, kind)
+    ]
+    if others:
+        message = f"stream {stream.name!r}: records: {'; '.join(others)}: keep it, and add a column of another name"
+        raise DeclarationError(message)
 
 
 def _preferred_host(stream: Stream) -> str | None:

@@ -19,6 +19,7 @@ from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.declarations.sink import Sink
 from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.sources.records.declared import Records
 from receiver_runtime.sources.source import Source
 from tracker_store.close_names import close_name, did_you_mean
 
@@ -116,6 +117,7 @@ class Stream:
         name: str,
         source: Source,
         *,
+        records: Records | None = None,
         receivers: int | PerHost = 1,
         retention: str | timedelta = "7d",
         shared_address: bool = False,
@@ -127,6 +129,8 @@ class Stream:
         Args:
             name: at most 120 letters, digits and _.
             source: where the records come from, such as `SocketText(...)`.
+            records: what each record is, as `Json("item STRING, pieces BIGINT")`: its receivers parse it once, into
+                these columns. By default records are kept as they came.
             receivers: how many receivers read it at the same time; "per_host": one on each host with an agent.
             retention: how long its blocks are kept while no pipeline reads it.
             shared_address: for a source that listens: its senders use an address that is not the host's own, such as a
@@ -144,6 +148,8 @@ class Stream:
             raise DeclarationError(message)
         self.renamed_from = renamed_from
         self.source = source
+        self.records = records
+        self._check_records()
         if receivers != PER_HOST and (not isinstance(receivers, int) or receivers < 1):
             message = f'stream {name!r}: receivers={receivers!r} must be at least 1, or "per_host"'
             raise DeclarationError(message)
@@ -162,10 +168,27 @@ class Stream:
             message = f"stream {name!r}: " + "; ".join(_sentence(ReceiverSettings, detail) for detail in error.errors())
             raise DeclarationError(message) from error
 
+    def _check_records(self) -> None:
+        if self.records is None:
+            return
+        if not isinstance(self.records, Records):
+            message = f"stream {self.name!r}: records={self.records!r}: give a kind of records, as Json('item STRING')"
+            raise DeclarationError(message)
+        if not self.source.record_column:
+            message = f"stream {self.name!r}: records={self.records!r}: records of {self.source.kind} are not parsed"
+            raise DeclarationError(message)
+        try:
+            self.records.block_columns(self.source.columns, self.source.record_column)
+        except ValueError as error:
+            message = f"stream {self.name!r}: records: {error}"
+            raise DeclarationError(message) from error
+
     def declaration(self) -> dict[str, Any]:
         """Return what `forebay apply` writes."""
         return {
             "source": self.source.model_dump(mode="json"),
+            # Only where it is set, as below.
+            **({} if self.records is None else {"records": self.records.model_dump(mode="json")}),
             "receivers": self.receivers,
             # Whether its receivers belong to the host at whose address they listen.
             "listens": self.source.is_listener and not self.shared_address,

@@ -52,13 +52,14 @@ class DeadLetter:
 
     ``left_out``: how many bytes more the record had, of one that is too large to be kept whole. ``peer`` names the
     sender of a connection that anyone may open: its letters have a budget (``dead_letter_budget``). Empty: all of them
-    are kept.
+    are kept. ``why`` tells people more than the reason does; it is reported, and not stored.
     """
 
     reason: DeadLetterReason
     data: bytes
     peer: str = ""
     left_out: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class BlockPath:
         on_response: Callable[[ControlResponse], None],
     ) -> None:
         self._schema = context.schema
+        #: What becomes of the receiver's rows before they are stored.
+        self.rows = context.rows
         self._receiver_id = context.receiver_id
         self._reporter = context.reporter
         self._handler = handler
@@ -168,7 +170,7 @@ class BlockPath:
     def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None:
         """Store many records as one block; return when it is registered (S07).
 
-        Rows whose text is not UTF-8 become dead letters. If there are only such rows, no block is stored.
+        Rows that a block can't have become dead letters. If there are only such rows, no block is stored.
 
         Raises: EmptyBlockError if there are no records, and whatever stopped it. Then the block is not registered, and
         the source must not be acknowledged.
@@ -197,7 +199,7 @@ class BlockPath:
     def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock] | None:
         """Store a batch as one block that moves its source's positions; return before it is registered.
 
-        Rows whose text is not UTF-8 become dead letters first. If there are only such rows, return None: no block is
+        Rows that a block can't have become dead letters first. If there are only such rows, return None: no block is
         stored, and the links must go in with the next block.
 
         The future resolves when the driver log has the block and the positions. It fails with OffsetConflictError if
@@ -235,9 +237,9 @@ class BlockPath:
     def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
         """Store a batch as one block with its records' keys; return when it is stored, before it is registered.
 
-        The batch has the receiver's schema (``records.conform``), and its text is UTF-8: the caller divides rows and
-        keys together (``text_check``). No salvage registers the block, because its sender sends the records again if
-        they are not acknowledged. The future resolves when the driver log has the block and the keys. It fails with
+        The batch has the blocks' schema: the caller checks the rows (``rows``), and divides rows and keys together. No
+        salvage registers the block, because its sender sends the records again if they are not acknowledged. The future
+        resolves when the driver log has the block and the keys. It fails with
         DuplicateKeysError if one of the keys is known. Then no block with keys in flight is registered, and nothing is
         accepted before ``writer.resume_after_refusal``, which the caller must call. While the disk takes no blocks,
         this waits, except at a stop.

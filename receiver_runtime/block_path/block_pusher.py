@@ -1,6 +1,6 @@
 """Take a receiver's blocks from its block generator: choose their codec, encode them, store them and their bad rows.
 
-Rows whose text is not UTF-8 become dead letters. Owns that division, and what operators see while the disk takes no
+Rows that a block can't have become dead letters. Owns that division, and what operators see while the disk takes no
 blocks. It never drops a block: one that can't be stored is offered again by the generator.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_path.text_check import TextCheck
 from receiver_runtime.reporting.unfailing_reporter import describe
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class BlockPusher:
         self._handler = handler
         self._writer = writer
         self._letters = letters
-        self._text = TextCheck(context.schema)
+        self._rows = context.rows
         self._status = context.status
         self._reporter = context.reporter
         self._progress = context.progress
@@ -50,7 +49,10 @@ class BlockPusher:
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
         """Encode a block on the generator's timer; return None if a row must go aside, for which it can't wait."""
-        return self._handler.encode(batches, queued=True) if all(map(self._text.is_valid, batches)) else None
+        checked = [self._rows.check(batch) for batch in batches]
+        if any(one.letters for one in checked):
+            return None
+        return self._handler.encode([one.batch for one in checked], queued=True)
 
     def push(self, block: Block) -> None:
         """Store a block and hand it to the registrar. The next block is stored while this one is registered.
@@ -99,20 +101,18 @@ class BlockPusher:
         self._status.clear(_STORE)
 
     def store_invalid(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Store the rows whose text is not UTF-8 as dead letters; return the others."""
+        """Store the rows that a block can't have as dead letters; return the others as a block has them."""
         valid, letters = self._divide(batches)
         self._letters.store(letters)
         return valid
 
     def _divide(self, batches: Sequence[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[DeadLetter]]:
-        """Return the batches without the rows whose text is not UTF-8, none of them empty, and these rows."""
+        """Return the batches without the rows that a block can't have, none of them empty, and these rows."""
         valid: list[pa.RecordBatch] = []
         letters: list[DeadLetter] = []
         for batch in batches:
-            good = batch
-            if not self._text.is_valid(batch):
-                good, bad = self._text.divide(batch)
-                letters += self._text.dead_letters(bad)
-            if good.num_rows:
-                valid.append(good)
+            checked = self._rows.check(batch)
+            letters += checked.letters
+            if checked.batch.num_rows:
+                valid.append(checked.batch)
         return valid, letters

@@ -66,7 +66,9 @@ class DeadLetterPath:
                 f"{MOST_BYTES} bytes are kept in a minute",
             )
         for portion in _portions(kept):
-            self._record(self._store(portion))
+            # Of the first letter of each reason.
+            whys = {letter.reason.label: letter.why for letter in reversed(portion) if letter.why}
+            self._record(self._store(portion), whys)
 
     def close(self) -> None:
         """Record what was dropped and is not recorded yet. A full disk does not delay it: these are only counts.
@@ -76,19 +78,20 @@ class DeadLetterPath:
         with self._lock:
             waiting = list(self._dropped)
         if waiting:
-            self._record(self._handler.store_dead_letters((), sequence=self._writer.newest_sequence, empty=waiting))
+            self._record(self._handler.store_dead_letters((), sequence=self._writer.newest_sequence, empty=waiting), {})
 
-    def _record(self, stored: list[StoredDeadLetter]) -> None:
+    def _record(self, stored: list[StoredDeadLetter], whys: Mapping[str, str]) -> None:
         rows = self._with_dropped(stored)
         self._driver_log.add_dead_letters(rows)
         self._handler.dead_letters_recorded(rows)
         for row, one in zip(rows, stored, strict=True):
             if row.letters:
+                why = f": {whys[row.reason]}" if row.reason in whys else ""
                 rest = f", {one.dropped_bytes} bytes more were counted and not kept" if one.dropped_bytes else ""
                 self._reporter.event(
                     ReceiverEventKind.BAD_RECORD,
                     f"a record went aside as a dead letter: {row.reason}",
-                    f"{row.letters} in one group, {row.bytes} bytes, "
+                    f"{row.letters} in one group{why}, {row.bytes} bytes, "
                     f"segment {row.handle.segment_id}, offset {row.handle.offset}{rest}",
                 )
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from receiver_runtime.block_path.registration.registrar import Registrar
+    from receiver_runtime.block_path.text_check import RowCheck
     from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
     from receiver_runtime.reporting.receiver_status import ReceiverStatus
     from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
@@ -30,8 +31,10 @@ class ReceiverContext:
     #: The assignment under which the receiver was claimed.
     assignment: int
     settings: ReceiverSettings
-    #: Of the blocks.
+    #: Of the rows that the receiver hands over.
     schema: pa.Schema
+    #: What becomes of them before they are stored; it has the blocks' schema.
+    rows: RowCheck
     #: Started by its owner.
     registrar: Registrar
     driver_log: ReceiverDriverLog

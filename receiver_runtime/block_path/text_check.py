@@ -1,4 +1,4 @@
-"""Find rows whose text is not UTF-8 in record batches that are about to be stored.
+"""Check the rows of record batches that are about to be stored: find those whose text is not UTF-8.
 
 Arrow does not check the bytes of a text column, and Spark fails on the whole batch that has them, at each attempt. So
 every way into a block asks here, whatever parsed the records. Owns the check and the form of such a row as a dead
@@ -7,6 +7,8 @@ letter. It must never repair a row or store anything.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,14 +22,37 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class TextCheck:
+@dataclass(frozen=True, slots=True)
+class CheckedRows:
+    """Hold rows as a block has them, without those that it can't have: ``invalid`` says for each row whether it is one.
+
+    None: all rows are there. ``letters`` are the rows that are not, in order.
+    """
+
+    batch: pa.RecordBatch
+    invalid: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+    letters: Sequence[DeadLetter] = field(default=())
+
+
+class RowCheck(ABC):
+    """Check rows before they are stored. ``schema``: of the blocks, which may be another than that of the rows."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    @abstractmethod
+    def check(self, batch: pa.RecordBatch) -> CheckedRows:
+        """Return the rows of a batch as a block has them. Safe from any thread."""
+
+
+class TextCheck(RowCheck):
     """Check the text columns of one schema, those with text inside lists, maps and structs too. Safe from any thread.
 
     A check costs one pass over the bytes, without a Python object per row. Only a batch that fails it is searched.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
+        super().__init__(schema)
         # The columns that hold text, and whether it is inside other values.
         self._columns = [
             (index, not _is_text(field.type)) for index, field in enumerate(schema) if _holds_text(field.type)
@@ -37,10 +62,14 @@ class TextCheck:
         """Return whether all text of the batch is UTF-8."""
         return all(_is_valid(batch.column(index)) for index, _ in self._columns)
 
-    def divide(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Return the rows whose text is UTF-8, and the other rows, each in order."""
+    def check(self, batch: pa.RecordBatch) -> CheckedRows:
+        """Return the rows whose text is UTF-8, and the others as dead letters."""
+        if self.is_valid(batch):
+            return CheckedRows(batch)
         invalid = self.invalid_rows(batch)
-        return batch.filter(pa.array(~invalid)), batch.filter(pa.array(invalid))
+        letters = self.dead_letters(batch.filter(pa.array(invalid)))
+        # A slice of lists may share its memory with rows outside it that are invalid.
+        return CheckedRows(batch.filter(pa.array(~invalid)), invalid if letters else None, letters)
 
     def invalid_rows(self, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return for each row whether its text is not UTF-8."""
@@ -53,12 +82,12 @@ class TextCheck:
 
     def dead_letters(self, rows: pa.RecordBatch) -> list[DeadLetter]:
         """Return rows as dead letters: the raw value if there is one text column and no other, else an Arrow stream."""
-        if len(self._schema) == 1 and _is_text(self._schema.field(0).type):
-            kind = pa.large_binary() if pa.types.is_large_string(self._schema.field(0).type) else pa.binary()
+        if len(self.schema) == 1 and _is_text(self.schema.field(0).type):
+            kind = pa.large_binary() if pa.types.is_large_string(self.schema.field(0).type) else pa.binary()
             found: Sequence[bytes] = rows.column(0).cast(kind).to_pylist()
         else:
             found = [
-                encode_batches(self._schema, [rows.slice(row, 1)], compression="none").to_pybytes()
+                encode_batches(self.schema, [rows.slice(row, 1)], compression="none").to_pybytes()
                 for row in range(rows.num_rows)
             ]
         return [DeadLetter(DeadLetterReason.INVALID_TEXT, data) for data in found]

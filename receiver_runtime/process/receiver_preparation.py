@@ -8,21 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.frames.columns import ColumnsError, columns_of, fingerprint_of
+from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.block_store.frames.columns import columns_of, fingerprint_of
 from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.source import SourceError
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.errors import SchemaConflictError
 from tracker_store.receivers.receivers import set_preferred_location
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from receiver_runtime.block_path.text_check import RowCheck
     from receiver_runtime.reporting.driver_log import DriverLog
+    from receiver_runtime.sources.records.declared import Records
     from receiver_runtime.sources.source import Source
     from receiver_runtime.supervisor.receiver import Receiver
 
 
-def prepare_receiver(source: Source, *, receiver_id: int, driver_log: DriverLog) -> Receiver:
-    """Return the receiver of a source, after registering its columns as a version of its stream's.
+def prepare_receiver(
+    source: Source, records: Records | None, *, receiver_id: int, driver_log: DriverLog
+) -> tuple[Receiver, RowCheck]:
+    """Return the receiver of a source, and what its rows become, after registering the columns of its blocks.
 
     Raises:
         SourceError: it can't be made here, or its columns can't be stored beside those of the stream's blocks; a
@@ -30,8 +38,9 @@ def prepare_receiver(source: Source, *, receiver_id: int, driver_log: DriverLog)
     """
     receiver = make_receiver(source)
     try:
-        columns = columns_of(receiver.record_schema)
-    except ColumnsError as error:
+        rows = _rows(receiver.record_schema, source, records)
+        columns = columns_of(rows.schema)
+    except ValueError as error:
         raise SourceError(f"receiver {source.address}: {error}") from error
     try:
         driver_log.until_answered(
@@ -50,4 +59,11 @@ def prepare_receiver(source: Source, *, receiver_id: int, driver_log: DriverLog)
             bound_to_host=source.is_bound_to_host if bound is None else bound,
         ),
     )
-    return receiver
+    return receiver, rows
+
+
+def _rows(schema: pa.Schema, source: Source, records: Records | None) -> RowCheck:
+    """Return what rows of the receiver become. Raises ValueError, such as ColumnsError: blocks can't have them."""
+    if records is None:
+        return TextCheck(schema)
+    return TypedRows(records, schema, source.record_column)

@@ -31,6 +31,7 @@ from receiver_runtime.reporting.receiver_status import ReceiverStatus
 from receiver_runtime.reporting.replica_reports import ReplicaReports
 from receiver_runtime.reporting.unfailing_reporter import UnfailingReporter
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.sources.records.registry import parse_records
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.supervisor.receiver_supervisor import ReceiverSupervisor, progress_limit
 from tracker_store.blocks.block_stores import attached_identities
@@ -102,13 +103,16 @@ class ReceiverStart:
                 f"assignment {spec.assignment} is in force, this process was started for {self._assignment}"
             )
         source = parse_source(spec.source)
+        records = None if spec.records is None else parse_records(spec.records)
         settings = ReceiverSettings.of_row(spec.settings)
         # Before the claim: without its key a receiver must store nothing.
         encryptor = None if shared.block_key is None else FrameEncryptor(BlockKey.read(shared.block_key))
         self.progress_limit = progress_limit(settings)
         with self._unwatched():
             # The receiver's own code may take long here, and the receiver holds no data yet.
-            receiver = prepare_receiver(source, receiver_id=self._receiver_id, driver_log=self._driver_log)
+            receiver, rows = prepare_receiver(
+                source, records, receiver_id=self._receiver_id, driver_log=self._driver_log
+            )
         source_rule = receiver.source_rule or source.source_rule
         if self._assignment != spec.assignment:
             self._await_store(settings)
@@ -160,6 +164,7 @@ class ReceiverStart:
             assignment=self._assignment,
             settings=settings,
             schema=receiver.record_schema,
+            rows=rows,
             registrar=shared.registrar,
             driver_log=ReceiverDriverLog(
                 self._driver_log, claim=claimed, status=status, durability=settings.durability, store=location
@@ -178,7 +183,7 @@ class ReceiverStart:
             clock=shared.clock,
             progress=self._progress,
         )
-        handler = BlockHandler(log, context.schema, compression=settings.compression, encryptor=encryptor)
+        handler = BlockHandler(log, rows.schema, compression=settings.compression, encryptor=encryptor)
         self.reporter.state(ReceiverState.ACTIVE, f"starting on {source.address}")
         self.reporter.event(ReceiverEventKind.STARTED, f"claimed on {shared.host}", f"epoch {claimed.epoch}")
         return ReceiverSupervisor(

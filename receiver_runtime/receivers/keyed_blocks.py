@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,20 +25,29 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from receiver_runtime.block_path.text_check import TextCheck
+    from receiver_runtime.block_path.text_check import CheckedRows
     from tracker_store.blocks.blocks import NewBlock
+
+
+class Outcome(NamedTuple):
+    """Count a request's rows: added, known before, or dead letters, with the reason of the first one."""
+
+    added: int
+    duplicates: int = 0
+    rejected: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """Hold what was done with a submit's rows: ``added``, or left out because the stream had their keys.
 
-    ``requests`` has the same two numbers for each request of a submit of requests.
+    ``requests`` has the outcome of each request of a submit of requests.
     """
 
     added: int
     duplicates: int
-    requests: Sequence[tuple[int, int]] = ()
+    requests: Sequence[Outcome] = ()
 
 
 @dataclass(slots=True)
@@ -47,21 +56,22 @@ class Requests:
 
     rows: Sequence[int]
     duplicates: dict[int, int] = field(default_factory=dict)
-    #: Rows that became dead letters.
+    #: Rows that became dead letters, and why the first one did.
     invalid: dict[int, int] = field(default_factory=dict)
+    whys: dict[int, str] = field(default_factory=dict)
 
     def numbers(self) -> npt.NDArray[np.int64]:
         """Return the request's number for each row."""
         return np.repeat(np.arange(len(self.rows)), self.rows)
 
-    def outcomes(self) -> Sequence[tuple[int, int]]:
-        """Return for each request how many of its rows were added, and how many are duplicates."""
+    def outcomes(self) -> Sequence[Outcome]:
+        """Return for each request what was done with its rows."""
         if not self.duplicates and not self.invalid:
-            return [(rows, 0) for rows in self.rows]
+            return [Outcome(rows) for rows in self.rows]
         left_out = [(self.duplicates.get(n, 0), self.invalid.get(n, 0)) for n in range(len(self.rows))]
         return [
-            (rows - duplicates - invalid, duplicates)
-            for rows, (duplicates, invalid) in zip(self.rows, left_out, strict=True)
+            Outcome(rows - duplicates - invalid, duplicates, invalid, self.whys.get(number, ""))
+            for number, (rows, (duplicates, invalid)) in enumerate(zip(self.rows, left_out, strict=True))
         ]
 
 
@@ -172,14 +182,13 @@ class KeyedPart:
             _add_up(counts, self.numbers[~kept])
             self.numbers = self.numbers[kept]
 
-    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
-        """Leave out the rows whose text is not UTF-8; return them as dead letters."""
-        invalid = text.invalid_rows(self.batch)
-        if not invalid.any():
-            return []
-        letters = text.dead_letters(self.batch.filter(pa.array(invalid)))
-        self._keep(pa.array(~invalid), None if self.submit.requests is None else self.submit.requests.invalid)
-        return letters
+    def leave_out_invalid(self, invalid: npt.NDArray[np.bool_], whys: Sequence[str]) -> None:
+        """Leave out rows that a block can't have, and count them; ``whys`` has why for each of them."""
+        requests = self.submit.requests
+        if requests is not None and self.numbers is not None:
+            for number, why in zip(self.numbers[invalid].tolist(), whys, strict=True):
+                requests.whys.setdefault(number, why)
+        self._keep(pa.array(~invalid), None if requests is None else requests.invalid)
 
     def distinct_keys(self) -> set[str]:
         """Return the keys of its rows."""
@@ -206,12 +215,18 @@ class KeyedBlock:
             self.keys -= gone
             self.count()
 
-    def take_invalid(self, text: TextCheck) -> list[DeadLetter]:
-        """Leave out the rows whose text is not UTF-8, and the keys that only they have; return the rows."""
-        letters = [letter for part in self.parts for letter in part.take_invalid(text)]
+    def leave_out_invalid(self, checked: CheckedRows) -> None:
+        """Leave out the rows that a block can't have, of those of ``joined``, and the keys that only they have."""
+        assert checked.invalid is not None
+        begin = letters = 0
+        for part in self.parts:
+            invalid = checked.invalid[begin : begin + part.batch.num_rows]
+            begin += part.batch.num_rows
+            if count := int(invalid.sum()):
+                part.leave_out_invalid(invalid, [one.why for one in checked.letters[letters : letters + count]])
+                letters += count
         self.keys &= {key for part in self.parts for key in part.distinct_keys()}
         self.count()
-        return letters
 
     def joined(self) -> pa.RecordBatch:
         """Return its rows as one batch."""

@@ -20,7 +20,7 @@ What is decided where:
 - **A key that comes again with other content**, within a submit or while the first row is in flight here, becomes a
   dead letter, if the receiver names its column of content. What is registered is known by its key alone.
 - **A lost answer** decides nothing; the registrar resolves it by sending the identical blocks.
-- **Rows whose text is not UTF-8** become dead letters before their block is stored, and their keys are not registered.
+- **Rows that a block can't have** become dead letters before their block is stored, and their keys are not registered.
   A submit counts them neither as added nor as duplicates.
 - If keys were found known lately (after a take-over the sender repeats much), the driver log is asked for them before
   the block is stored, because a refusal costs more than a question.
@@ -46,7 +46,6 @@ import pyarrow as pa
 import structlog
 
 from receiver_runtime.block_path.records import conform
-from receiver_runtime.block_path.text_check import TextCheck
 from receiver_runtime.receivers.keyed_blocks import HandedOver, KeyedBlock, Requests, SubmitQueue, submit_of
 from receiver_runtime.receivers.storable_keys import by_key, storable
 from tracker_store.connection.errors import DuplicateKeysError
@@ -122,7 +121,7 @@ class KeyedHandOver:
         self._closed = False
         self._failed: BaseException | None = None
         # Only the thread uses these; the next thread finds them as the last one left them.
-        self._blocks = _BlocksInFlight(self._path, TextCheck(self._schema), content, self._wake)
+        self._blocks = _BlocksInFlight(self._path, content, self._wake)
         self._not_before = 0.0
 
     # -- the receiver's side -----------------------------------------------------------------------------------------
@@ -308,11 +307,8 @@ class KeyedHandOver:
 class _BlocksInFlight:
     """Hold the blocks that are not answered, in order, and their keys. Only the hand-over's thread uses it."""
 
-    def __init__(
-        self, path: BlockPath, text: TextCheck, content: str | None, on_answered: Callable[[object], None]
-    ) -> None:
+    def __init__(self, path: BlockPath, content: str | None, on_answered: Callable[[object], None]) -> None:
         self._path = path
-        self._text = text
         self._content = content
         self._on_answered = on_answered
         self._blocks: deque[KeyedBlock] = deque()
@@ -360,18 +356,16 @@ class _BlocksInFlight:
         for block in self._blocks:
             if not block.rows or block.future is not None:
                 continue
-            batch = block.joined()
-            if not self._text.is_valid(batch):
-                # Leave out the rows whose text is not UTF-8, and store them as dead letters.
+            checked = self._path.rows.check(block.joined())
+            if checked.invalid is not None:
                 before = set(block.keys)
-                letters = block.take_invalid(self._text)
+                block.leave_out_invalid(checked)
                 self._keys -= before - block.keys
-                self._path.store_dead_letters(letters)
+                self._path.store_dead_letters(checked.letters)
                 if not block.rows:
                     continue
-                batch = block.joined()
             try:
-                block.future = self._path.push_keyed(batch, sorted(block.keys))
+                block.future = self._path.push_keyed(checked.batch, sorted(block.keys))
             except DuplicateKeysError:
                 return True
             block.future.add_done_callback(self._on_answered)

@@ -95,6 +95,8 @@ class Source(BaseModel):
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources). Empty: the
     #: receiver's class declares them.
     columns: ClassVar[tuple[tuple[str, str], ...]]
+    #: The column that holds the record as it came, which ``Stream(records=…)`` parses. Empty: there is none.
+    record_column: ClassVar[str] = ""
     #: The fields that name what packages register, each with its entry point group.
     plugin_fields: ClassVar[Mapping[str, str]] = {}
     #: Whether one of several servers that it connects to is enough, because a client learns of the others from it.

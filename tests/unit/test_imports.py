@@ -23,6 +23,7 @@ _LIGHT_MODULES = (
     "orchestration.tracker.batch_pusher",
     "forebay",
     "forebay.parsing",
+    "forebay.records",
     "forebay.sink",
     "forebay.source",
     "forebay.sources",

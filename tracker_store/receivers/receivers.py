@@ -77,7 +77,7 @@ def lacks_store(reason: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSpec:
-    """Hold what a receiver process needs to know. `source` and `settings` are the stream's declaration.
+    """Hold what a receiver process needs to know. `source`, `settings` and `records` are the stream's declaration.
 
     `offered_assignment`: the one under which a process of another agent may take the receiver over (None: no process).
     """
@@ -90,6 +90,7 @@ class ReceiverSpec:
     settings: Mapping[str, Any]
     assignment: int
     offered_assignment: int | None = None
+    records: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
         settings=declared.settings,
         assignment=row.assignment,
         offered_assignment=row.offered_assignment,
+        records=declared.records,
     )
 
 

@@ -18,16 +18,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class StreamDeclaration:
-    """Hold the declaration of a stream; `receivers` is a number, or "per_host"."""
+    """Hold the declaration of a stream; `receivers` is a number, or "per_host". `records`: how they are parsed."""
 
     source: Mapping[str, Any]
     settings: Mapping[str, Any]
     receivers: int | str
+    records: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, declaration: Mapping[str, Any]) -> Self:
         """Read a stream's column `declaration`."""
-        return cls(declaration["source"], declaration["settings"], declaration.get("receivers", 1))
+        return cls(
+            declaration["source"], declaration["settings"], declaration.get("receivers", 1), declaration.get("records")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ def _known_columns(streams: Sequence[Stream], registered: Mapping[str, list[Colu
         versions = [*registered.get(stream.name, ())]
         # A class that can't be loaded is a finding of its own.
         with suppress(SourceError):
-            versions.append(declared_columns(stream.source, stream.name))
+            versions.append(declared_columns(stream.source, stream.name, stream.records))
         if versions:
             known[stream.name] = union(*versions)
     return known

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from orchestration.spark.reading.spark_types import spark_type
+from receiver_runtime.block_store.frames.columns import arrow_schema
+
 if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Stream
 
@@ -18,11 +21,21 @@ def stream_key(stream: Stream) -> dg.AssetKey:
 
 
 def stream_asset(stream: Stream) -> dg.AssetSpec:
-    """Return the asset of a stream, which receivers fill, not Dagster."""
+    """Return the asset of a stream, which receivers fill, not Dagster; that of a typed stream has its columns."""
+    metadata: dict[str, object] = {
+        "source": stream.source.kind,
+        "address": stream.source.address,
+        "receivers": stream.receivers,
+    }
+    if stream.records is not None:
+        columns = stream.records.block_columns(stream.source.columns, stream.source.record_column)
+        metadata["dagster/column_schema"] = dg.TableSchema(
+            columns=[dg.TableColumn(field.name, spark_type(field.type)) for field in arrow_schema(columns)]
+        )
     return dg.AssetSpec(
         stream_key(stream),
         group_name=STREAM_GROUP,
         description=f"Records from {stream.source.address}, stored as blocks by {stream.receivers} receiver(s).",
         kinds={stream.source.kind},
-        metadata={"source": stream.source.kind, "address": stream.source.address, "receivers": stream.receivers},
+        metadata=metadata,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of, union
 from receiver_runtime.block_store.roots import root_names
+from receiver_runtime.sources.records.registry import parse_records
 from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.batches.pipelines import StreamRow, get_pipeline, list_streams, unknown_stream
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from receiver_runtime.sources.records.declared import Records
     from receiver_runtime.sources.source import Source
 
 APPLICATION = "forebay spark planner"
@@ -90,14 +92,18 @@ def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[s
 def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[str, str]]:
     """Return the columns as ``columns_of_stream`` does, for a stream row that was already read."""
     registered = [schema.columns for schema in schemas_of_stream(connection, row.stream_id)]
-    source = parse_source(StreamDeclaration.of(row.declaration).source)
-    if not registered and not source.columns:
-        return declared_columns(source, row.name)
-    return union(*registered, source.columns)
+    declared = StreamDeclaration.of(row.declaration)
+    source = parse_source(declared.source)
+    records = None if declared.records is None else parse_records(declared.records)
+    if registered and not source.columns:
+        return union(*registered)
+    return union(*registered, declared_columns(source, row.name, records))
 
 
-def declared_columns(source: Source, stream: str) -> Sequence[tuple[str, str]]:
+def declared_columns(source: Source, stream: str, records: Records | None) -> Sequence[tuple[str, str]]:
     """Return a stream's columns before any receiver has started, without the driver log. Raises SourceError."""
+    if records is not None:
+        return records.block_columns(source.columns, source.record_column)
     if source.columns:
         return source.columns
     try:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from orchestration.spark.reading.allocation import BlockLocation, decode_allocation, location_of
-from receiver_runtime.block_store.frames.columns import arrow_schema, fitted
+from receiver_runtime.block_store.frames.columns import fitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,49 +35,6 @@ PARTITION_BYTES = 32 * 1024 * 1024
 BLOCK_COST_BYTES = 16 * 1024
 # The most tasks of one input: Spark's driver keeps a few KiB for each, and starts them one after the other.
 MOST_PARTITIONS = 10_000
-
-_SPARK_TYPES = {
-    "bool": "BOOLEAN",
-    "int8": "TINYINT",
-    "int16": "SMALLINT",
-    "int32": "INT",
-    "int64": "BIGINT",
-    # The next larger type, because Spark's integers are signed.
-    "uint8": "SMALLINT",
-    "uint16": "INT",
-    "uint32": "BIGINT",
-    "float": "FLOAT",
-    "double": "DOUBLE",
-    "date32[day]": "DATE",
-    "string": "STRING",
-    "large_string": "STRING",
-    "binary": "BINARY",
-    "large_binary": "BINARY",
-}
-
-
-def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
-    """Return columns of (name, Arrow type) as Spark's DDL."""
-    return ", ".join(f"{_quoted(field.name)} {_spark_type(field.type)}" for field in arrow_schema(columns))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _spark_type(kind: pa.DataType) -> str:
-    if pa.types.is_timestamp(kind):
-        return "TIMESTAMP" if kind.tz else "TIMESTAMP_NTZ"
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision}, {kind.scale})"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"ARRAY<{_spark_type(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"MAP<{_spark_type(kind.key_type)}, {_spark_type(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {_spark_type(field.type)}' for field in kind)}>"
-    return _SPARK_TYPES[str(kind)]
-
 
 @dataclass
 class BlockPartition(InputPartition):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from orchestration.spark.reading.block_reader import BLOCK_KEYS, ForebayReader, spark_schema
+from orchestration.spark.reading.block_reader import BLOCK_KEYS, ForebayReader
+from orchestration.spark.reading.spark_types import spark_schema
 from orchestration.spark.reading.stream_reader import ForebayStreamReader
 
 if TYPE_CHECKING:

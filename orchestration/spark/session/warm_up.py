@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.spark.reading.batch_reader import columns_of_stream
-from orchestration.spark.reading.block_reader import spark_schema
+from orchestration.spark.reading.spark_types import spark_schema
 from orchestration.spark.reading.data_source import FORMAT
 from tracker_store.long_texts import shortened
 

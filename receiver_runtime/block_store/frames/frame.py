@@ -110,6 +110,7 @@ class DeadLetterReason(IntEnum):
     UNPARSABLE = 5
     INVALID_TEXT = 6
     REPEATED_KEY = 7
+    DOES_NOT_FIT = 8
 
     @property
     def label(self) -> str:

@@ -56,10 +56,15 @@ _RECEIVED_AT = _SCHEMA.field("received_at").type
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Count a request's records: those in a registered block, and duplicates, whose keys were known before."""
+    """Count a request's records: those in a registered block, and duplicates, whose keys were known before.
+
+    ``rejected`` did not fit the stream's columns and are dead letters; ``why`` is the reason of the first one.
+    """
 
     added: int
     duplicates: int
+    rejected: int = 0
+    why: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -350,9 +355,9 @@ class Acknowledgement:
                 self._refuse(group, error)
                 self._on_failed(error)
                 continue
-            for one, (added, duplicates) in zip(group, future.result().requests, strict=True):
+            for one, outcome in zip(group, future.result().requests, strict=True):
                 self._forget(one)
-                _resolve(one, Stored(added, duplicates))
+                _resolve(one, Stored(*outcome))
 
     def _refuse(self, group: Sequence[WaitingRequest], error: BaseException) -> None:
         for one in group:

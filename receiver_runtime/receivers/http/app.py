@@ -196,7 +196,7 @@ class HttpApp:
             answered = Answered(len(waiting.bodies), 0, rejected, why, buffered=True)
         else:
             stored = await self._intake.register(waiting)
-            answered = Answered(stored.added, stored.duplicates, rejected, why)
+            answered = self._intake.answered(stored, rejected, why)
         return route.answer(headers, answered)
 
     def _expected(self, route: Route | None, scope: Scope) -> Route:

@@ -88,6 +88,7 @@ class Http(Source):
         ("id", "string"),
         ("attributes", "map<string, string>"),
     )
+    record_column: ClassVar[str] = "body"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     plugin_fields: ClassVar[Mapping[str, str]] = {"protocols": HTTP_PROTOCOLS}
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.http.receiver:HttpReceiver"

@@ -21,6 +21,7 @@ from receiver_runtime.receivers.http.body_reader import PARSE_ON_LOOP_BYTES
 from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import header
+from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.receivers.http.requests.route import Answered, answer_json, with_retry
 
 if TYPE_CHECKING:
@@ -124,10 +125,15 @@ class DirectRequests:
             return
         exchange, route, headers = found
         if isinstance(outcome, Stored):
+            try:
+                answered = self._intake.answered(outcome)
+            except RefusedError as error:
+                self._refuse(exchange, route, headers, error)
+                return
             headers_and_content = (
                 _counts(outcome.added, outcome.duplicates)
-                if route.answer is answer_json
-                else _written(route.answer(headers, Answered(outcome.added, outcome.duplicates)))
+                if route.answer is answer_json and not answered.rejected
+                else _written(route.answer(headers, answered))
             )
             self._intake.request_ends()
             exchange.answer(_OK, *headers_and_content, close=self._intake.draining.is_set())

@@ -26,6 +26,7 @@ from receiver_runtime.receivers.http.requests.peer_checks import check_origin
 from receiver_runtime.receivers.http.requests.pushed import header_text
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal
+from receiver_runtime.receivers.http.requests.route import Answered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -214,6 +215,18 @@ class Intake:
             retry_after=RETRY_SECONDS,
             connection="close",
         )
+
+    def answered(self, stored: Stored, rejected: int = 0, why: str = "") -> Answered:
+        """Return the outcome of a request; ``rejected`` of its records were dead letters before they were handed in.
+
+        Raises RefusedError if no record of it fits the stream's columns. They are kept as dead letters all the same.
+        """
+        if stored.rejected and not (stored.added or stored.duplicates):
+            raise refusal(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"body: none of {stored.rejected} records fits the stream's columns; {stored.why}: correct it",
+            )
+        return Answered(stored.added, stored.duplicates, rejected + stored.rejected, why or stored.why)
 
     def buffer(self, waiting: WaitingRequest) -> None:
         """Hand the records to the block generator, as a block of their own that a successor's salvage registers."""

@@ -13,6 +13,7 @@ from receiver_runtime.block_path.block_handler import BlockHandler
 from receiver_runtime.block_path.generator_state import GeneratorState
 from receiver_runtime.block_path.receiver_context import ReceiverContext
 from receiver_runtime.block_path.registration.registrar import Registrar
+from receiver_runtime.block_path.text_check import TextCheck
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.block_store.stores.local import LocalBlockStore
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from receiver_runtime.block_path.text_check import RowCheck
     from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
     from receiver_runtime.supervisor.ending import Ending
@@ -163,6 +165,7 @@ def rig(
     reporter: RecordingReporter | None = None,
     desired_state: DesiredState = DesiredState.RUNNING,
     stream_name: str = "",
+    row_check: RowCheck | None = None,
     **settings: object,
 ) -> Iterator[Rig]:
     files = FaultyFiles()
@@ -171,7 +174,8 @@ def rig(
     rows = MemoryDriverLog(Claim(1, 5, 0), positions=positions, log=log)
     reporter = RecordingReporter() if reporter is None else reporter
     wanted = ReceiverSettings.model_validate(FAST | settings)
-    handler = BlockHandler(make_log(store, rows, clock=clock), receiver.record_schema)
+    checked = TextCheck(receiver.record_schema) if row_check is None else row_check
+    handler = BlockHandler(make_log(store, rows, clock=clock), checked.schema)
     registrar = Registrar(log, heartbeat_interval=0.02)
     unfailing = UnfailingReporter(reporter, receiver_id=1)
     context = ReceiverContext(
@@ -181,6 +185,7 @@ def rig(
         assignment=1,
         settings=wanted,
         schema=receiver.record_schema,
+        rows=checked,
         registrar=registrar,
         driver_log=rows,
         reporter=unfailing,

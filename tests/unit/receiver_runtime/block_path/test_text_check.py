@@ -34,9 +34,9 @@ def rows_of(column: pa.Array) -> list[int]:
     batch = pa.record_batch([column], names=["value"])
     found = [int(row) for row in check.invalid_rows(batch).nonzero()[0]]
     assert check.is_valid(batch) == (not found)
-    good, bad = check.divide(batch)
-    assert (good.num_rows, bad.num_rows) == (len(column) - len(found), len(found))
-    assert check.is_valid(good)
+    checked = check.check(batch)
+    assert (checked.batch.num_rows, len(checked.letters)) == (len(column) - len(found), len(found))
+    assert check.is_valid(checked.batch)
     return found
 
 
@@ -79,7 +79,9 @@ def test_a_slice_of_lists_is_not_blamed_for_the_rows_outside_it() -> None:
     batch = pa.record_batch([lists.slice(1)], names=["value"])
     check = TextCheck(batch.schema)
     assert check.invalid_rows(batch).tolist() == [False, False]
-    assert check.is_valid(check.divide(batch)[0])
+    checked = check.check(batch)
+    assert checked.invalid is None
+    assert check.is_valid(checked.batch)
 
 
 def test_columns_without_text_are_not_looked_at() -> None:
@@ -89,8 +91,7 @@ def test_columns_without_text_are_not_looked_at() -> None:
 
 def test_a_dead_letter_of_one_text_column_is_its_bytes() -> None:
     check = TextCheck(VALUE)
-    _, bad = check.divide(pa.record_batch([text(b"a", b"\xff\0", b"\xc3")], schema=VALUE))
-    letters = check.dead_letters(bad)
+    letters = check.check(pa.record_batch([text(b"a", b"\xff\0", b"\xc3")], schema=VALUE)).letters
     assert [letter.data for letter in letters] == [b"\xff\0", b"\xc3"]
     assert {letter.reason for letter in letters} == {DeadLetterReason.INVALID_TEXT}
 
@@ -101,9 +102,11 @@ def test_a_dead_letter_of_several_columns_is_an_arrow_stream_that_the_page_says_
     schema = pa.schema([("value", pa.string()), ("number", pa.int64())])
     check = TextCheck(schema)
     batch = pa.record_batch([text(b"a", b"\xff", b"b"), pa.array([1, 2, 3])], schema=schema)
-    good, bad = check.divide(batch)
-    assert good.to_pylist() == [{"value": "a", "number": 1}, {"value": "b", "number": 3}]
-    (letter,) = check.dead_letters(bad)
+    checked = check.check(batch)
+    assert checked.batch.to_pylist() == [{"value": "a", "number": 1}, {"value": "b", "number": 3}]
+    assert checked.invalid is not None
+    assert checked.invalid.tolist() == [False, True, False]
+    (letter,) = checked.letters
     (tmp_path / "letter").write_bytes(letter.data)
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

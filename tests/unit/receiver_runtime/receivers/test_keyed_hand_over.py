@@ -20,6 +20,7 @@ from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.receivers import keyed_hand_over, storable_keys
+from receiver_runtime.receivers.keyed_blocks import Outcome
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
@@ -533,15 +534,15 @@ def test_a_submit_of_requests_says_what_was_done_with_the_rows_of_each(tmp_path:
     with made(tmp_path, log, max_block_bytes=1024) as one:
         hand_over = KeyedHandOver(one.attached)
         assert hand_over.submit(batch("a", "b"), None, requests=[1, 0, 1]).result(DEADLINE).requests == [
-            (1, 0),
-            (0, 0),
-            (1, 0),
+            Outcome(1),
+            Outcome(0),
+            Outcome(1),
         ]
         rows = [f"{n:0100d}" for n in range(40)]
         keys = ["1"] * 15 + ["2"] * 5 + [None] * 5 + ["3"] * 15
         handed = hand_over.submit(batch(*rows), keys, requests=[15, 5, 5, 15]).result(DEADLINE)
         assert (handed.added, handed.duplicates) == (35, 5)
-        assert handed.requests == [(15, 0), (0, 5), (5, 0), (15, 0)]
+        assert handed.requests == [Outcome(15), Outcome(0, 5), Outcome(5), Outcome(15)]
         # More than one block, each with all rows of its keys.
         assert [block.keys for block in log.chain(1) if block.keys] == [("1",), ("3",)]
         assert one.values() == ["a", "b", *rows[:15], *rows[20:]]
@@ -555,7 +556,7 @@ def test_keys_of_two_scopes_that_are_the_same_without_them_are_both_left_out(run
     optimistic(hand_over, log)
     keys, unscoped = pa.array(["s 1", "t 1", "t 2"]), pa.array(["1", "1", "2"])
     handed = hand_over.submit(batch("a", "b", "c"), keys, unscoped_keys=unscoped, requests=[1, 1, 1]).result(DEADLINE)
-    assert handed.requests == [(0, 1), (0, 1), (1, 0)]
+    assert handed.requests == [Outcome(0, 1), Outcome(0, 1), Outcome(1)]
     assert values(running) == ["c"]
 
 

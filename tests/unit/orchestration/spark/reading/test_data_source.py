@@ -19,8 +19,8 @@ from orchestration.spark.reading.block_reader import (
     BlockPartition,
     ForebayReader,
     partitions_of,
-    spark_schema,
 )
+from orchestration.spark.reading.spark_types import spark_schema
 from receiver_runtime.block_store.frames.errors import (
     BlockAlteredError,
     BlockCorruptError,

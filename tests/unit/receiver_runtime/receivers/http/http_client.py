@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from receiver_runtime.block_path.text_check import RowCheck
+
 JSON = {"Content-Type": "application/json"}
 LINES = {"Content-Type": "application/x-ndjson"}
 SECONDS = 30.0
@@ -147,11 +149,12 @@ def listening(
     context: ssl.SSLContext | None = None,
     settings: Mapping[str, Any] | None = None,
     stream_name: str = "orders",
+    row_check: RowCheck | None = None,
     **fields: Any,  # noqa: ANN401  fields of the source
 ) -> Iterator[Listening]:
     receiver = make_receiver(Http.model_validate({"listen": "127.0.0.1:0"} | fields))
     log = KeyedBlockLog()
-    with rig(root, receiver, log=log, stream_name=stream_name, **(settings or {})) as made:
+    with rig(root, receiver, log=log, stream_name=stream_name, row_check=row_check, **(settings or {})) as made:
         one = Listening(made, log, context)
         eventually(lambda: any(reason.startswith("listening on ") for reason in made.reporter.reasons), "listening")
         yield one

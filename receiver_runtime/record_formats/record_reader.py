@@ -1,0 +1,47 @@
+"""Define what a reader of records does: it turns a column of records into typed columns, in bulk.
+
+A reader knows neither a source nor a block store. A record that does not fit is a fault of its own: it must never
+change what becomes of the records beside it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from receiver_runtime.block_store.frames.frame import DeadLetterReason
+    from receiver_runtime.sources.records.declared import Records
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Say why a record does not fit. ``row`` is its place among those that were read; ``why`` is for people."""
+
+    row: int
+    reason: DeadLetterReason
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Hold the records that fit, in order, as typed columns, and the faults of the others, by their rows."""
+
+    batch: pa.RecordBatch
+    faults: Sequence[Fault] = field(default=())
+
+
+class RecordReader(ABC):
+    """Read records of one declaration. Safe from any thread. A subclass takes the declaration, as this does."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    @abstractmethod
+    def read(self, values: pa.BinaryArray) -> Parsed:
+        """Parse records, given as bytes; one that is null has a null in each column."""

@@ -1,0 +1,187 @@
+"""Read Spark's DDL, as ``"item STRING, pieces BIGINT NOT NULL"``, into columns of (name, Arrow type in text).
+
+Loads neither Spark nor Arrow. It never guesses a type: what Spark would not read is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_TYPES = {
+    "BOOLEAN": "bool",
+    "BYTE": "int8",
+    "TINYINT": "int8",
+    "SHORT": "int16",
+    "SMALLINT": "int16",
+    "INT": "int32",
+    "INTEGER": "int32",
+    "BIGINT": "int64",
+    "LONG": "int64",
+    "FLOAT": "float",
+    "REAL": "float",
+    "DOUBLE": "double",
+    "STRING": "string",
+    "BINARY": "binary",
+    "DATE": "date32[day]",
+    "TIMESTAMP": "timestamp[us, tz=UTC]",
+    "TIMESTAMP_LTZ": "timestamp[us, tz=UTC]",
+    "TIMESTAMP_NTZ": "timestamp[us]",
+}
+_DECIMALS = frozenset({"DECIMAL", "DEC", "NUMERIC"})
+_MOST_DIGITS = 38
+_DEFAULT_DIGITS = 10
+_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([A-Za-z_][A-Za-z0-9_]*)|('(?:[^'\\]|\\.)*'|\d+|[<>(),:]))")
+# What Arrow's text of a type ends a field's name with.
+_NO_FIELD = frozenset("<>[](),:")
+
+
+class DdlError(ValueError):
+    """Correct the DDL; the message says what is wrong, and where."""
+
+
+class Columns(NamedTuple):
+    """Hold columns in order, and the names of those that are NOT NULL."""
+
+    columns: tuple[tuple[str, str], ...]
+    required: tuple[str, ...]
+
+
+def parse_ddl(text: str) -> Columns:
+    """Return the columns of Spark's DDL. Raises DdlError."""
+    return _Ddl(text).columns()
+
+
+class _Ddl:
+    """Read the tokens of one text, each as (kind, value): a name, a quoted name, another token, or the end."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._kind, self._value = self._next()
+
+    def columns(self) -> Columns:
+        columns: list[tuple[str, str]] = []
+        required: list[str] = []
+        while True:
+            name = self._name("a column's name")
+            columns.append((name, self._type()))
+            if self._takes_word("NOT"):
+                self._expect_word("NULL")
+                required.append(name)
+            if self._takes_word("COMMENT"):
+                self._comment()
+            if self._kind == "end":
+                return Columns(tuple(columns), tuple(required))
+            self._expect(",")
+
+    def _type(self) -> str:
+        if self._kind != "word":
+            raise self._error("a type")
+        word = self._value.upper()
+        if word not in _TYPES and word not in _DECIMALS and word not in {"ARRAY", "MAP", "STRUCT"}:
+            raise self._error(f"a type, as {', '.join(sorted({'STRING', 'BIGINT', 'DOUBLE', 'TIMESTAMP'}))}")
+        self._advance()
+        if word in _TYPES:
+            return _TYPES[word]
+        if word in _DECIMALS:
+            return self._decimal()
+        self._expect("<")
+        found = {"ARRAY": self._array, "MAP": self._map, "STRUCT": self._struct}[word]()
+        self._expect(">")
+        return found
+
+    def _decimal(self) -> str:
+        precision, scale = _DEFAULT_DIGITS, 0
+        if self._takes("("):
+            precision = self._number()
+            if self._takes(","):
+                scale = self._number()
+            self._expect(")")
+        if not 1 <= precision <= _MOST_DIGITS or scale > precision:
+            raise DdlError(
+                f"{self._text!r}: there is no DECIMAL({precision}, {scale}): at most 38 digits, scale included"
+            )
+        return f"decimal128({precision}, {scale})"
+
+    def _array(self) -> str:
+        return f"list<item: {self._type()}>"
+
+    def _map(self) -> str:
+        key = self._type()
+        self._expect(",")
+        return f"map<{key}, {self._type()}>"
+
+    def _struct(self) -> str:
+        fields = []
+        while True:
+            name = self._name("a field's name")
+            if not _NO_FIELD.isdisjoint(name):
+                raise DdlError(f"{self._text!r}: a field can't be named {name!r}: leave out <>[](),:")
+            self._takes(":")
+            fields.append(f"{name}: {self._type()}")
+            if self._takes_word("COMMENT"):
+                self._comment()
+            if not self._takes(","):
+                return f"struct<{', '.join(fields)}>"
+
+    # -- tokens ------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[str, str]:
+        match = _TOKEN.match(self._text, self._at)
+        if match is None:
+            rest = self._text[self._at :].strip()
+            if not rest:
+                return "end", ""
+            raise DdlError(f"{self._text!r}: {rest[:20]!r} is no DDL: write columns as 'id BIGINT, name STRING'")
+        self._at = match.end()
+        quoted, word, other = match.groups()
+        if quoted is not None:
+            return "quoted", quoted.replace("``", "`")
+        return ("word", word) if word is not None else ("other", other)
+
+    def _advance(self) -> str:
+        value = self._value
+        self._kind, self._value = self._next()
+        return value
+
+    def _error(self, wanted: str) -> DdlError:
+        found = repr(self._value) if self._value else "the end"
+        return DdlError(
+            f"{self._text!r}: {found} where {wanted} is expected: write columns as 'id BIGINT, name STRING'"
+        )
+
+    def _takes(self, token: str) -> bool:
+        if self._kind != "other" or self._value != token:
+            return False
+        self._advance()
+        return True
+
+    def _expect(self, token: str) -> None:
+        if not self._takes(token):
+            raise self._error(repr(token))
+
+    def _takes_word(self, word: str) -> bool:
+        if self._kind != "word" or self._value.upper() != word:
+            return False
+        self._advance()
+        return True
+
+    def _expect_word(self, word: str) -> None:
+        if not self._takes_word(word):
+            raise self._error(word)
+
+    def _name(self, wanted: str) -> str:
+        if self._kind not in {"word", "quoted"}:
+            raise self._error(wanted)
+        return self._advance()
+
+    def _number(self) -> int:
+        if self._kind != "other" or not self._value.isdigit():
+            raise self._error("a number")
+        return int(self._advance())
+
+    def _comment(self) -> None:
+        if self._kind != "other" or not self._value.startswith("'"):
+            raise self._error("a comment in quotes")
+        self._advance()

@@ -1,0 +1,72 @@
+"""Define what a stream's ``records=`` declares: which columns its receivers parse each record into.
+
+A ``Records`` is a declaration, as a ``Source`` is: it can be compared, stored as JSON and read back. It parses nothing;
+the reader of its kind does (``receiver_runtime.record_formats``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: A column beside the parsed ones: the record as it came, and under ``_NAME`` each other column of the source.
+RAW = "_raw"
+
+
+class Records(BaseModel):
+    """One kind of record. A subclass sets ``kind`` to a ``Literal`` of its own, with that value as its default.
+
+    Args:
+        columns: (name, Arrow type in text) of what is parsed, in order.
+        required: the names of columns that no record may lack.
+        raw: keep each record as it came, in the column ``_raw``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: Its reader, as ``module:Class``; loaded when a receiver is made.
+    reader_class: ClassVar[str] = ""
+
+    kind: str
+    columns: tuple[tuple[str, str], ...]
+    required: tuple[str, ...] = ()
+    raw: bool = False
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        seen: dict[str, str] = {}
+        for name, _ in self.columns:
+            before = seen.setdefault(name.lower(), name)
+            if before != name or [one for one, _ in self.columns].count(name) > 1:
+                raise ValueError(f"the columns {before!r} and {name!r} have one name in Spark: rename one")
+        if not seen:
+            raise ValueError("there is no column: declare at least one")
+        return self
+
+    def load_reader(self) -> type:
+        """Import the class of its reader, and return it."""
+        module, _, name = self.reader_class.partition(":")
+        loaded: type = getattr(importlib.import_module(module), name)
+        return loaded
+
+    def block_columns(self, source: Iterable[tuple[str, str]], record: str) -> tuple[tuple[str, str], ...]:
+        """Return the columns of blocks: what is parsed, the record as it came if it is kept, and the source's others.
+
+        Args:
+            source: the columns of the source.
+            record: the one of them that holds the record.
+
+        Raises:
+            ValueError: a parsed column has the name of another one.
+        """
+        others = [(RAW if name == record else f"_{name}", kind) for name, kind in source if name != record or self.raw]
+        taken = {name.lower() for name, _ in self.columns}
+        for name, _ in others:
+            if name.lower() in taken:
+                raise ValueError(f"the column {name!r} is there for each record of this source: rename yours")
+        return (*self.columns, *others)

@@ -1,0 +1,48 @@
+"""Fuzz the reading of JSON records into columns: a record is taken or not whatever stands beside it."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+
+from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.record_formats.json_reader import JsonReader
+from receiver_runtime.sources.records.json_records import Json
+from tests.fuzz.target import fuzzed
+
+_READER = JsonReader(
+    Json("a STRING, b BIGINT NOT NULL, c DOUBLE, d TIMESTAMP, e ARRAY<STRUCT<f: DECIMAL(5, 2), g: DATE>>, h BOOLEAN")
+)
+_TEXT = TextCheck(_READER.schema)
+_GOOD = b'{"a": "beside", "b": 1}'
+_VALID = [
+    _GOOD,
+    b'{"b": 1, "c": 1.5, "d": "2026-01-02T03:04:05.678+01:00", "e": [{"f": 1.25, "g": "2026-02-28"}, null], "h": true}',
+    b'{"a": "\\u00e9\\ud83d\\ude00", "b": -9223372036854775808, "c": 1e-5, "e": null, "more": {"b": [[], {}]}}',
+]
+_WORDS = [b"NaN", b"-Infinity", b"null", b'"a": ', b'"b": 2', b"\\ud83d", b"\xf0\x9f", b"1e999", b"9223372036854775808"]
+
+
+@fuzzed(
+    "json_records",
+    valid=_VALID,
+    words=[*_WORDS, b"{}", b"}{", b"\n", b'"f": 1000.5'],
+    attacks=[b"[" * 200_000, b'{"x":' * 50_000 + b"1" + b"}" * 50_000, b'{"b": ' + b"1" * 100_000 + b"}"],
+)
+def test_a_record_is_a_row_or_a_fault_whatever_stands_beside_it(record: bytes) -> None:
+    alone = _READER.read(pa.array([record], pa.binary()))
+    assert alone.batch.num_rows + len(alone.faults) == 1
+    assert _TEXT.is_valid(alone.batch)
+    beside = _READER.read(pa.array([_GOOD, record, b"{", _GOOD], pa.binary()))
+    assert [fault.row for fault in beside.faults] == [*(1 for _ in alone.faults), 2]
+    assert beside.batch.num_rows == 2 + alone.batch.num_rows
+    assert beside.batch.slice(1, alone.batch.num_rows).equals(alone.batch)
+    if not alone.faults:
+        # Python's parser goes less deep.
+        try:
+            found = json.loads(record)
+        except RecursionError:
+            return
+        assert found["b"] == alone.batch["b"][0].as_py()
+        assert found.get("a") == alone.batch["a"][0].as_py()
