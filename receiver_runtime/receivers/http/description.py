@@ -89,8 +89,8 @@ def describe(source: Http, stream: str, routes: Sequence[Route]) -> Json:
         "paths": paths,
         "components": {"schemas": schemas},
     }
-    if source.tokens:
-        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    if schemes := _schemes(source):
+        document["components"]["securitySchemes"] = schemes
     return document
 
 
@@ -184,19 +184,27 @@ def _refusals(source: Http, content: Json) -> Json:
         }
         for code, description in _REFUSALS.items()
     }
-    if source.tokens:
+    if _schemes(source):
         refusals["401"] = {
-            "description": "There is no token, or it is not one of the stream's.",
+            "description": "There is no token, or it is not one of the stream's; or no good signature.",
             "headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
             "content": content,
         }
-    else:
+    if not source.tokens:
         refusals["403"] = {"description": "A web page of another site sends it: see Origin.", "content": content}
     return refusals
 
 
+def _schemes(source: Http) -> Json:
+    schemes: Json = {"token": {"type": "http", "scheme": "bearer"}} if source.tokens else {}
+    if source.verify is not None:
+        schemes["signature"] = {"type": "apiKey", "in": "header", "name": source.verify.header}
+    return schemes
+
+
 def _security(source: Http) -> Json:
-    return {"security": [{"token": []}]} if source.tokens else {}
+    schemes = _schemes(source)
+    return {"security": [{name: [] for name in schemes}]} if schemes else {}
 
 
 def _asked(summary: str, *codes: HTTPStatus) -> Json:
