@@ -12,7 +12,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The modules, each with the entry point group of the classes that it finds.
-MODULES = {ROOT / "forebay" / "__init__.py": "forebay.sinks", ROOT / "forebay" / "sources.py": "forebay.sources"}
+MODULES = {
+    ROOT / "forebay" / "__init__.py": "forebay.sinks",
+    ROOT / "forebay" / "sources.py": "forebay.sources",
+    ROOT / "forebay" / "web_hooks.py": "forebay.web_hooks",
+}
 
 
 def stub(module: Path) -> str:
