@@ -30,7 +30,7 @@ _FORM = urlencode({"MessageSid": "SM1", "Body": "tea & milk", "From": "+1 555", 
 
 
 def _standard(body: str) -> tuple[str, Mapping[str, str]]:
-    now = datetime.now(tz=UTC)
+    now = datetime.now(tz=UTC).replace(microsecond=0)
     signature = Webhook(_SECRET).sign("msg_1", now, body)
     headers = {"webhook-id": "msg_1", "webhook-timestamp": f"{now.timestamp():.0f}", "webhook-signature": signature}
     return "", JSON | headers
