@@ -12,6 +12,8 @@ from urllib.parse import urlencode
 import pytest
 
 from forebay_contrib.web_hooks.declaration import Meta, Slack
+from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.sources.source_registry import parse_source
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, listening
 
 if TYPE_CHECKING:
@@ -118,3 +120,9 @@ def test_event_grids_question_is_answered_if_the_source_says_so(tmp_path: Path) 
             assert made.post(bad, asking).status == 400, bad[:20]
         assert made.post(b'[{"id": "1"}]', JSON | {"aeg-event-type": "Notification"}).json()["records"] == 1
         assert made.bodies() == [b'{"id": "1"}']
+
+
+def test_a_host_must_know_the_protocols_that_go_with_a_sender() -> None:
+    source = Http(listen="127.0.0.1:0", verify=Slack("env:A_HOOK"), protocols=["cloudevents"])
+    assert source.plugins == {"forebay.http_protocols": ("cloudevents", "slack")}
+    assert parse_source(source.model_dump(mode="json")) == source

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.declaration import STREAM_PATH
+from receiver_runtime.receivers.http.requests.idempotency_key import key_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,12 +110,7 @@ def _stream_path(source: Http, stream: str) -> Json:
                     "description": "`buffered` answers 202 before anything is stored; a key can't be given, then.",
                     "schema": {"enum": ["registered", "buffered"], "default": "registered"},
                 },
-                {
-                    "name": "Idempotency-Key",
-                    "in": "header",
-                    "description": "The same key within the stream's window is stored once.",
-                    "schema": {"type": "string", "pattern": _KEY, "not": {"const": '""'}},
-                },
+                *_key_parameter(source),
             ],
             "requestBody": {"required": True, "content": {}},
             "responses": {
@@ -146,6 +142,13 @@ def _stream_path(source: Http, stream: str) -> Json:
             },
         }
     return path
+
+
+def _key_parameter(source: Http) -> Sequence[Json]:
+    name = key_header(source.key_from)
+    said = "The same key within the stream's window is stored once."
+    schema = {"type": "string", "pattern": _KEY, "not": {"const": '""'}}
+    return [{"name": name, "in": "header", "description": said, "schema": schema}] if name else []
 
 
 def _own_path(source: Http, route: Route) -> Json:

@@ -14,7 +14,7 @@ import time
 from base64 import b64decode, b64encode
 from http import HTTPStatus
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, parse_qsl
+from urllib.parse import parse_qs, unquote_to_bytes
 
 from receiver_runtime.receivers.http.requests.pushed import header, media_type
 from receiver_runtime.receivers.http.requests.refusals import RefusedError, refusal
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1000  # of a form, or of a query: no sender signs more
+_AND, _IS = b"\xff", b"\xfe"
+_SEPARATED = bytes.maketrans(b"&=+", _AND + _IS + b" ")
 _LONGEST_TIMESTAMP = 12  # digits of seconds since 1970
 
 
@@ -192,11 +194,13 @@ def _signed_header(headers: Headers, name: str, lower: bytes) -> bytes:
 
 def _form(body: bytes) -> bytes:
     """Return the names and values of a form as they are signed: sorted, each pair once, without anything between."""
-    try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
-    except ValueError as error:
-        raise _refused(f"body: it is no form in UTF-8 of at most {_MOST_FIELDS} fields: correct it") from error
-    return "".join(name + value for name, value in sorted(set(pairs))).encode()
+    # All is unquoted at once, several times as fast as field by field. Octets that no UTF-8 has separate it meanwhile.
+    text = unquote_to_bytes(body.translate(_SEPARATED))
+    separators = body.count(b"&"), body.count(b"=")
+    if separators[0] >= _MOST_FIELDS or separators != (text.count(_AND), text.count(_IS)):
+        raise _refused(f"body: it is no form in UTF-8 of at most {_MOST_FIELDS} fields: correct it")
+    pairs = {field.partition(_IS)[::2] for field in text.split(_AND) if field}
+    return b"".join([name + value for name, value in sorted(pairs)]).replace(_IS, b"=")
 
 
 def _parameters(query: bytes) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.sources.fields.hmac_signature import Hmac
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, listening
@@ -78,6 +79,14 @@ def test_requests_are_taken_if_they_are_signed_and_counted_if_not(tmp_path: Path
         told = {message for _, message, _ in made.rig.reporter.events}
         assert {"requests were refused: 401 X-Signature", "requests were refused: 401 X-Id"} <= told
         assert made.bodies() == [body] * 4
+
+
+def test_a_signed_request_needs_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpApp, "take", None)
+    body = b'{"id": "evt_1"}'
+    with listening(tmp_path, verify=_SIGNED, key_from="body:/id") as made:
+        assert made.post(body, signed(body)).json() == {"records": 1, "duplicates": 0}
+        assert made.post(body, signed(body)).json() == {"records": 0, "duplicates": 1}
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 2_000_000])
