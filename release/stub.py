@@ -16,6 +16,7 @@ MODULES = {
     ROOT / "forebay" / "__init__.py": "forebay.sinks",
     ROOT / "forebay" / "records.py": "forebay.records",
     ROOT / "forebay" / "sources.py": "forebay.sources",
+    ROOT / "forebay" / "web_hooks.py": "forebay.web_hooks",
 }
 
 

@@ -27,6 +27,7 @@ _LIGHT_MODULES = (
     "forebay.sink",
     "forebay.source",
     "forebay.sources",
+    "forebay.web_hooks",
     "forebay.testing",
     "orchestration.declarations.pipeline",
     "orchestration.declarations.settings",

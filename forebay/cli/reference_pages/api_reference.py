@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MODULES = (
     "forebay",
     "forebay.sources",
+    "forebay.web_hooks",
     "forebay.source",
     "forebay.sink",
     "forebay.receiver",
@@ -119,7 +120,7 @@ def _class(value: type, exported: Sequence[type]) -> Iterator[str]:
 
 def _constructor(value: type) -> list[str] | None:
     """Return the call that makes an object; None if users make none."""
-    if issubclass(value, BaseModel):
+    if issubclass(value, BaseModel) and "__init__" not in value.__dict__:
         return _fields_call(value)
     if inspect.isabstract(value):
         return None

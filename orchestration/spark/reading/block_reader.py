@@ -36,6 +36,7 @@ BLOCK_COST_BYTES = 16 * 1024
 # The most tasks of one input: Spark's driver keeps a few KiB for each, and starts them one after the other.
 MOST_PARTITIONS = 10_000
 
+
 @dataclass
 class BlockPartition(InputPartition):
     """Name the blocks of one task.

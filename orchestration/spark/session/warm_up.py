@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.spark.reading.batch_reader import columns_of_stream
-from orchestration.spark.reading.spark_types import spark_schema
 from orchestration.spark.reading.data_source import FORMAT
+from orchestration.spark.reading.spark_types import spark_schema
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from receiver_runtime.receivers.http.declaration import STREAM_PATH
 from receiver_runtime.receivers.http.direct import DirectRequests
 from receiver_runtime.receivers.http.intake import NO_PARAMETERS
 from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
-from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.peer_checks import missing_host
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, header
 from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts
@@ -170,22 +169,27 @@ class HttpApp:
             raise refusal(HTTPStatus.BAD_REQUEST, why)
         route = self._expected(route, scope)
         if scope["method"] == "OPTIONS":
-            return self._permit(headers)
+            return self._permit(route, headers)
+        if scope["method"] == "GET":
+            return self._answer_get(route, headers, scope["query_string"])
         key_scope = self._intake.authorize(headers)
         check_framing(headers)
         parameters = _parameters(scope["query_string"])
         buffered = _is_buffered(parameters)
         try:
-            key = key_of(header(headers, b"idempotency-key"))
+            signed = self._intake.signed(headers, scope["query_string"])
+            key = self._intake.key_of(headers)
             encoding = header(headers, b"content-encoding")
         except PushRefusedError as error:
             raise refusal(error.status, str(error)) from error
-        if buffered and key is not None:
+        if buffered and (key is not None or self._source.key_from is not None):
+            name = self._source.key_from or "Idempotency-Key"
             raise refusal(
-                HTTPStatus.BAD_REQUEST,
-                "Idempotency-Key: it is not kept with ack=buffered: leave out one of the two",
+                HTTPStatus.BAD_REQUEST, f"{name}: a key is not kept with ack=buffered: leave out one of the two"
             )
-        parsed = await self._bodies.read(body, route, headers, encoding)
+        parsed = await self._bodies.read(body, route, headers, encoding, signed)
+        if isinstance(parsed, Reply):
+            return parsed
         waiting = self._intake.waiting_of(parsed, scope["path"], headers, key, key_scope, parameters)
         self._intake.check_size(waiting, buffered=buffered)
         rejected, why = await self._dead_letters.store(parsed, waiting)
@@ -206,9 +210,9 @@ class HttpApp:
             raise refusal(HTTPStatus.METHOD_NOT_ALLOWED, detail, allow="GET, HEAD")
         if route is None:
             raise refusal(HTTPStatus.NOT_FOUND, f"path: there is no {scope['path']}: POST to {self._path()}")
-        if scope["method"] != "POST" and (scope["method"] != "OPTIONS" or not self._source.webhook_origins):
+        if scope["method"] not in (methods := self._methods(route)):
             detail = f"method: {scope['method']} does nothing here: POST records to {self._path()}"
-            raise refusal(HTTPStatus.METHOD_NOT_ALLOWED, detail, allow=self._methods())
+            raise refusal(HTTPStatus.METHOD_NOT_ALLOWED, detail, allow=", ".join(methods))
         stream = scope["path_params"].get("stream")
         if stream is not None and self._supervisor.stream_name not in {"", stream}:
             raise refusal(
@@ -219,16 +223,32 @@ class HttpApp:
     def _path(self) -> str:
         return f"/v1/{self._supervisor.stream_name or '{stream}'}"
 
-    def _methods(self) -> str:
-        return "POST, OPTIONS" if self._source.webhook_origins else "POST"
+    def _methods(self, route: Route) -> Sequence[str]:
+        asked = ["GET"] if route.answer_get is not None else []
+        return ["POST", *(["OPTIONS"] if self._source.webhook_origins else []), *asked]
 
-    def _permit(self, headers: Headers) -> Reply:
+    def _answer_get(self, route: Route, headers: Headers, query: bytes) -> Reply:
+        """Answer a sender that asks whether this address is right."""
+        try:
+            reply = None if route.answer_get is None else route.answer_get(headers, query, self._source)
+        except PushRefusedError as error:
+            raise refusal(error.status, str(error)) from error
+        if reply is None:
+            raise refusal(HTTPStatus.BAD_REQUEST, f"query: it asks nothing: POST records to {self._path()}")
+        return reply
+
+    def _permit(self, route: Route, headers: Headers) -> Reply:
         """Answer a web hook's question whether it may send: headers grant it, and their absence denies it."""
         try:
             granted = permission(headers, self._source.webhook_origins)
         except PushRefusedError as error:
             raise refusal(error.status, str(error)) from error
-        return Reply(HTTPStatus.OK, "application/json", b"{}", [("allow", self._methods()), *(granted or {}).items()])
+        return Reply(
+            HTTPStatus.OK,
+            "application/json",
+            b"{}",
+            [("allow", ", ".join(self._methods(route))), *(granted or {}).items()],
+        )
 
 
 class _Endpoint:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.requests.framing_checks import BodyFraming
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
     from receiver_runtime.receivers.http.requests.records import Plain
-    from receiver_runtime.receivers.http.requests.route import Route
+    from receiver_runtime.receivers.http.requests.route import Reply, Route
+    from receiver_runtime.receivers.http.requests.signatures import SignedRequest
 
 #: Bytes up to which a body that is not compressed is parsed on the loop: handing it to a thread would take longer.
 PARSE_ON_LOOP_BYTES = 64 * 1024
@@ -103,16 +104,18 @@ class BodyReader:
         """End the threads. The loop must have ended."""
         self._parsers.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, body: RequestBody, route: Route, headers: Headers, encoding: str | None) -> Pushed | Plain:
-        """Return what the route's parser makes of the body.
+    async def read(
+        self, body: RequestBody, route: Route, headers: Headers, encoding: str | None, signed: SignedRequest | None
+    ) -> Pushed | Plain | Reply:
+        """Return what the route's parser makes of the body, if it is signed as it must be.
 
         Raises:
-            RefusedError: the body is too large, too late, not whole or not readable, or there is no room for it; or
-                its sender left before it was parsed.
+            RefusedError: the body is too large, too late, not whole or not readable, its signature is not good, or
+                there is no room for it; or its sender left before it was parsed.
         """
         data = await self._read_whole(body)
         try:
-            return await self._parse(route, headers, body, data, encoding)
+            return await self._parse(route, headers, body, data, encoding, signed)
         except PushRefusedError as error:
             if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
                 raise refusal(error.status, str(error), accept_encoding=ENCODINGS) from error
@@ -170,8 +173,14 @@ class BodyReader:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _parse(
-        self, route: Route, headers: Headers, body: RequestBody, data: bytes, encoding: str | None
-    ) -> Pushed | Plain:
+        self,
+        route: Route,
+        headers: Headers,
+        body: RequestBody,
+        data: bytes,
+        encoding: str | None,
+        signed: SignedRequest | None,
+    ) -> Pushed | Plain | Reply:
         """Parse a body. The admission no longer counts it when its parsing has ended."""
         held = len(data)
 
@@ -186,8 +195,10 @@ class BodyReader:
             most_values=self._source.max_body_values, seconds=self._source.parse_timeout, on_grown=grow
         )
 
-        def parse() -> Pushed | Plain:
+        def parse() -> Pushed | Plain | Reply:
             limits.check()
+            if signed is not None:
+                signed.check(data)
             whole = decompressed(data, encoding, most_bytes=self._source.max_body_bytes, limits=limits)
             return route.parse(headers, whole, self._source, limits)
 
@@ -204,8 +215,8 @@ class BodyReader:
         return await self._parsed(body, limits, asyncio.wrap_future(job))
 
     async def _parsed(
-        self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | Plain]
-    ) -> Pushed | Plain:
+        self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | Plain | Reply]
+    ) -> Pushed | Plain | Reply:
         """Wait for the thread. Drop the job if its time is over, or no request waits for its answer any more."""
         gone = asyncio.ensure_future(body.wait_until_gone())
         # It waits longer than the job may take: a job says best itself why it ended.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from receiver_runtime.sources.fields.hmac_signature import HEADER_NAME, IN_HEADER, Hmac, check_header_place, plain_hmac
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
@@ -17,14 +18,17 @@ from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: A package registers its protocols of HTTP senders in this entry point group: ``NAME = "package.module:Class"``.
 HTTP_PROTOCOLS = "forebay.http_protocols"
 #: The path of a stream's plain bodies. A route may share it, if its ``matches`` knows its requests by their headers.
 STREAM_PATH = "/v1/{stream}"
 
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: What stands before the JSON pointer of ``key_from``.
+IN_BODY = "body:"
+
+_POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
 # Headers that hold secrets: they must not become part of the stream.
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
@@ -46,6 +50,11 @@ class Http(Source):
             them, as ``Authorization: Bearer TOKEN``, as ``X-API-Key: TOKEN``, or as the password of Basic. Each entry
             is one sender, whose keys are its own, and holds a token, or several, one per line. None by default: anyone
             may send, except web pages of other sites. Tokens are read at each start of the receiver.
+        verify: how senders sign their requests, as ``Hmac(...)`` or a sender's name of ``forebay.web_hooks``, such as
+            ``GitHub(EnvVar("SECRET"))``. A request that is not signed so is refused with 401. None by default.
+        key_from: where a request's key is, in place of the header ``Idempotency-Key``: ``"header:X-GitHub-Delivery"``,
+            or ``"body:/id"``, a JSON pointer to a string or a whole number of a body in JSON. A request that has none
+            there is taken without a key.
         tls: a ``Tls`` with ``certificate_file`` and ``key_file``; no TLS by default.
         body: how a body becomes records: ``"json"`` is one value or an array of them, ``"json_lines"`` and ``"lines"``
             are one record per line, ``"whole"`` is one record. ``"auto"`` goes by the content type, and looks at the
@@ -96,6 +105,8 @@ class Http(Source):
     kind: Literal["http"] = "http"
     listen: str
     tokens: tuple[Secret, ...] = ()
+    verify: Annotated[Hmac | None, BeforeValidator(plain_hmac)] = None
+    key_from: str | None = None
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     body: Literal["auto", "json", "json_lines", "lines", "whole"] = "auto"
     headers: Several = ()
@@ -123,6 +134,12 @@ class Http(Source):
         return SourceRule.NOT_SENT_AGAIN
 
     @property
+    def plugins(self) -> Mapping[str, Sequence[str]]:
+        """See ``Source``: also the protocols that go with the senders of ``verify``."""
+        of_senders = () if self.verify is None else self.verify.protocols
+        return {HTTP_PROTOCOLS: (*(self.protocols or ()), *of_senders)}
+
+    @property
     def address(self) -> str:
         """Return the URL where it listens."""
         return f"{'http' if self.tls is None else 'https'}://{self.listen}"
@@ -148,6 +165,15 @@ class Http(Source):
         """Accept a single token in place of a list."""
         return tuple(tokens) if isinstance(tokens, list | tuple) else (tokens,)
 
+    @field_validator("key_from")
+    @classmethod
+    def _check_key_from(cls, place: str | None) -> str | None:
+        if place is None or (place.startswith(IN_BODY) and _POINTER.fullmatch(place.removeprefix(IN_BODY))):
+            return place
+        if not place.startswith(IN_HEADER):
+            raise ValueError(f"{place!r} is no place of a key: give one as 'header:X-GitHub-Delivery' or 'body:/id'")
+        return check_header_place(place)
+
     @field_validator("webhook_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -160,7 +186,7 @@ class Http(Source):
     @classmethod
     def _check_headers(cls, headers: tuple[str, ...]) -> tuple[str, ...]:
         for name in headers:
-            if not _HEADER.fullmatch(name):
+            if not HEADER_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of a header: give one as 'X-Request-Id'")
             if name.lower() in _SECRET_HEADERS:
                 raise ValueError(f"{name!r} holds secrets, which every reader of the stream would see: leave it out")

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.declaration import STREAM_PATH
+from receiver_runtime.receivers.http.requests.idempotency_key import key_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,8 +90,8 @@ def describe(source: Http, stream: str, routes: Sequence[Route]) -> Json:
         "paths": paths,
         "components": {"schemas": schemas},
     }
-    if source.tokens:
-        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    if schemes := _schemes(source):
+        document["components"]["securitySchemes"] = schemes
     return document
 
 
@@ -109,12 +110,7 @@ def _stream_path(source: Http, stream: str) -> Json:
                     "description": "`buffered` answers 202 before anything is stored; a key can't be given, then.",
                     "schema": {"enum": ["registered", "buffered"], "default": "registered"},
                 },
-                {
-                    "name": "Idempotency-Key",
-                    "in": "header",
-                    "description": "The same key within the stream's window is stored once.",
-                    "schema": {"type": "string", "pattern": _KEY, "not": {"const": '""'}},
-                },
+                *_key_parameter(source),
             ],
             "requestBody": {"required": True, "content": {}},
             "responses": {
@@ -146,6 +142,13 @@ def _stream_path(source: Http, stream: str) -> Json:
             },
         }
     return path
+
+
+def _key_parameter(source: Http) -> Sequence[Json]:
+    name = key_header(source.key_from)
+    said = "The same key within the stream's window is stored once."
+    schema = {"type": "string", "pattern": _KEY, "not": {"const": '""'}}
+    return [{"name": name, "in": "header", "description": said, "schema": schema}] if name else []
 
 
 def _own_path(source: Http, route: Route) -> Json:
@@ -184,19 +187,27 @@ def _refusals(source: Http, content: Json) -> Json:
         }
         for code, description in _REFUSALS.items()
     }
-    if source.tokens:
+    if _schemes(source):
         refusals["401"] = {
-            "description": "There is no token, or it is not one of the stream's.",
+            "description": "There is no token, or it is not one of the stream's; or no good signature.",
             "headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
             "content": content,
         }
-    else:
+    if not source.tokens:
         refusals["403"] = {"description": "A web page of another site sends it: see Origin.", "content": content}
     return refusals
 
 
+def _schemes(source: Http) -> Json:
+    schemes: Json = {"token": {"type": "http", "scheme": "bearer"}} if source.tokens else {}
+    if source.verify is not None:
+        schemes["signature"] = {"type": "apiKey", "in": "header", "name": source.verify.header}
+    return schemes
+
+
 def _security(source: Http) -> Json:
-    return {"security": [{"token": []}]} if source.tokens else {}
+    schemes = _schemes(source)
+    return {"security": [{name: [] for name in schemes}]} if schemes else {}
 
 
 def _asked(summary: str, *codes: HTTPStatus) -> Json:

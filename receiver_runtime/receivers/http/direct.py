@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.acknowledgement import Stored
 from receiver_runtime.receivers.http.body_reader import PARSE_ON_LOOP_BYTES
-from receiver_runtime.receivers.http.requests.idempotency_key import key_of
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
-from receiver_runtime.receivers.http.requests.pushed import header
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
-from receiver_runtime.receivers.http.requests.route import Answered, answer_json, with_retry
+from receiver_runtime.receivers.http.requests.route import Answered, Reply, answer_json, with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.intake import Intake
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
     from receiver_runtime.receivers.http.requests.records import Plain
-    from receiver_runtime.receivers.http.requests.route import Reply, Route
+    from receiver_runtime.receivers.http.requests.route import Route
 
 # Bytes up to which a body is taken directly: as much as one read brings. Above ``PARSE_ON_LOOP_BYTES`` only what is
 # parsed at once.
@@ -78,7 +76,7 @@ class DirectRequests:
         ):
             return False
         try:
-            made = self._made(headers, body, has_key=b"idempotency-key" in names)
+            made = self._made(headers, body, has_key=self._intake.key_header in names)
         except Exception:  # noqa: BLE001  the application meets the same, and answers the sender
             return False
         if made is None:
@@ -102,9 +100,11 @@ class DirectRequests:
         else:
             return None
         key_scope = intake.authorize(headers)
-        key = key_of(header(headers, b"idempotency-key")) if has_key else None
+        if (signed := intake.signed(headers, b"")) is not None:
+            signed.check(body)
+        key = intake.key_of(headers) if has_key else None
         parsed = self._parsed(route, headers, body)
-        if parsed is None or parsed.rejected:
+        if parsed is None or isinstance(parsed, Reply) or parsed.rejected:
             return None
         waiting = intake.waiting_of(parsed, self._path, headers, key, key_scope)
         if not waiting.bodies:
@@ -112,7 +112,7 @@ class DirectRequests:
         intake.check_size(waiting, buffered=False)
         return route, waiting
 
-    def _parsed(self, route: Route, headers: Headers, body: bytes) -> Pushed | Plain | None:
+    def _parsed(self, route: Route, headers: Headers, body: bytes) -> Pushed | Plain | Reply | None:
         if len(body) > PARSE_ON_LOOP_BYTES:
             return None if route.parse_at_once is None else route.parse_at_once(headers, body, self._source)
         limits = ParsingLimits(most_values=self._source.max_body_values, seconds=self._source.parse_timeout)

@@ -22,8 +22,9 @@ from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.receivers.http.acknowledgement import WaitingRequest, batch_of
 from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
+from receiver_runtime.receivers.http.requests.idempotency_key import key_header, key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin
-from receiver_runtime.receivers.http.requests.pushed import header_text
+from receiver_runtime.receivers.http.requests.pushed import header, header_text
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal
 from receiver_runtime.receivers.http.requests.route import Answered
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.signatures import SignatureCheck, SignedRequest
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
     #: The parameters of a request's query, each with its values in order.
@@ -58,6 +60,7 @@ class Intake:
         buffering: BufferedHandOver,
         *,
         tokens: Sequence[tuple[str, str]],
+        signatures: SignatureCheck | None = None,
         is_paused: bool = False,
     ) -> None:
         """Begin with no request. ``tokens``: each with the scope of the keys that come with it."""
@@ -65,6 +68,10 @@ class Intake:
         self.acknowledgement = acknowledgement
         self._buffering = buffering
         self._tokens = [(token.encode(), scope) for token, scope in tokens]
+        self._signatures = signatures
+        self._key_name = key_header(source.key_from)
+        #: The header that holds a request's key, in lower case; empty if its body does.
+        self.key_header = self._key_name.lower().encode()
         self.draining = asyncio.Event()
         #: The time limits of bodies, dead letters and registrations.
         self.deadlines = Deadlines()
@@ -108,6 +115,14 @@ class Intake:
             )
         return scopes[0]
 
+    def signed(self, headers: Headers, query: bytes) -> SignedRequest | None:
+        """Return what is to be checked of the request's signature when its body is there; None if there are none."""
+        return None if self._signatures is None else self._signatures.begin(headers, query)
+
+    def key_of(self, headers: Headers) -> str | None:
+        """Return the key in the request's head, or None."""
+        return key_of(header(headers, self.key_header), self._key_name) if self.key_header else None
+
     def check_size(self, waiting: WaitingRequest, *, buffered: bool) -> None:
         """Refuse records that have no room: they are larger decompressed, and each has its part of the head."""
         most = self._source.max_waiting_bytes
@@ -141,7 +156,7 @@ class Intake:
                 path,
                 now,
                 content_type=parsed.content_type,
-                request_key=key,
+                request_key=parsed.key or key,
                 key_scope=key_scope,
                 request_attributes=kept,
             )

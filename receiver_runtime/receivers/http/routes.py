@@ -6,9 +6,12 @@ does, those of ``/v1/{stream}`` are tried. Plain bodies are taken last. No proto
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS, STREAM_PATH
+from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS, IN_BODY, STREAM_PATH
+from receiver_runtime.receivers.http.requests.idempotency_key import BodyKey
 from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
 from receiver_runtime.receivers.http.requests.records import Plain, lines_at_once, parse_plain
 from receiver_runtime.receivers.http.requests.route import Described, Route
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
-    from receiver_runtime.receivers.http.requests.pushed import Headers
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.route import Handshake, Parser, Reply
 
 _PLAIN = Described(
     {
@@ -51,6 +55,10 @@ def _parse_plain(headers: Headers, body: bytes, source: Http, limits: ParsingLim
     return parse_plain(headers, body, most_bytes=source.max_record_bytes, form=source.body, limits=limits)
 
 
+def _parse_with_key(key: BodyKey, headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Plain:
+    return replace(_parse_plain(headers, body, source, limits), key=key.of(body, limits))
+
+
 def _lines_at_once(headers: Headers, body: bytes, source: Http) -> Plain | None:
     return lines_at_once(headers, body, most_bytes=source.max_record_bytes, form=source.body)
 
@@ -61,18 +69,50 @@ def routes_of(source: Http) -> Sequence[Route]:
     Raises:
         SourceError: a protocol is not registered here, or needs an extra that is not installed.
     """
-    of_protocols = [route for protocol in _protocols_of(source) for route in protocol().routes()]
-    return [*of_protocols, Route(STREAM_PATH, _is_any, _parse_plain, _PLAIN, parse_at_once=_lines_at_once)]
+    protocols = [protocol() for protocol in _protocols_of(source)]
+    of_protocols = [route for protocol in protocols for route in protocol.routes()]
+    handshakes = [protocol.handshakes() for protocol in protocols]
+    posts = [found["POST"] for found in handshakes if "POST" in found]
+    gets = [found["GET"] for found in handshakes if "GET" in found]
+    if source.key_from is not None and source.key_from.startswith(IN_BODY):
+        key = BodyKey(source.key_from.removeprefix(IN_BODY))
+        plain = Route(STREAM_PATH, _is_any, partial(_parse_with_key, key), _PLAIN)
+    else:
+        plain = Route(STREAM_PATH, _is_any, _parse_plain, _PLAIN, parse_at_once=_lines_at_once)
+    return [
+        replace(
+            route,
+            parse=partial(_answer_or_parse, posts, route.parse) if posts else route.parse,
+            answer_get=partial(_first_answer, gets) if gets else None,
+        )
+        if route.path == STREAM_PATH
+        else route
+        for route in (*of_protocols, plain)
+    ]
+
+
+def _first_answer(handshakes: Sequence[Handshake], headers: Headers, asked: bytes, source: Http) -> Reply | None:
+    replies = (handshake(headers, asked, source) for handshake in handshakes)
+    return next((reply for reply in replies if reply is not None), None)
+
+
+def _answer_or_parse(
+    handshakes: Sequence[Handshake], parse: Parser, headers: Headers, body: bytes, source: Http, limits: ParsingLimits
+) -> Pushed | Plain | Reply:
+    reply = _first_answer(handshakes, headers, body, source)
+    return parse(headers, body, source, limits) if reply is None else reply
 
 
 def _protocols_of(source: Http) -> Iterator[type[HttpProtocol]]:
     known = list(registered(HTTP_PROTOCOLS))
-    for name in known if source.protocols is None else source.protocols:
+    named = known if source.protocols is None else source.protocols
+    of_senders = () if source.verify is None else source.verify.protocols
+    for name in dict.fromkeys((*named, *of_senders)):
         if name not in known:
             raise SourceError(f"protocols: {name!r} is no protocol: use some of {', '.join(known)}")
         try:
             protocol: type[HttpProtocol] = load(HTTP_PROTOCOLS, name, HttpProtocol)  # type: ignore[type-abstract]
         except PluginError as error:
             raise SourceError(f"protocols: {error}") from error
-        if protocol.by_default or source.protocols is not None:
+        if protocol.by_default or source.protocols is not None or name in of_senders:
             yield protocol

@@ -26,6 +26,7 @@ from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
 from receiver_runtime.receivers.http.intake import Intake
+from receiver_runtime.receivers.http.requests.signatures import SignatureCheck
 from receiver_runtime.receivers.tcp import listening_socket, server_context
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
@@ -114,6 +115,8 @@ class HttpServer:
         listener: socket.socket | None = self._given
         try:
             tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
+            verify = self._source.verify
+            signatures = None if verify is None else SignatureCheck(verify)
             context = None if self._source.tls is None else server_context(self._source.tls)
             listener = listener or listening_socket(self._source.listen_address, backlog=_BACKLOG)
         except (OSError, SecretError) as error:
@@ -123,7 +126,7 @@ class HttpServer:
             return
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(self._serve(listener, context, tokens))
+                runner.run(self._serve(listener, context, tokens, signatures))
         except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             with self._lock:
                 stopping = self._stopping
@@ -146,7 +149,11 @@ class HttpServer:
             self._receiver.restart(message, error)
 
     async def _serve(
-        self, listener: socket.socket, context: ssl.SSLContext | None, tokens: list[tuple[str, str]]
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        tokens: list[tuple[str, str]],
+        signatures: SignatureCheck | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         wake = asyncio.Event()
@@ -158,7 +165,13 @@ class HttpServer:
         self._acknowledgement = acknowledgement
         supervisor = self._receiver.supervisor
         intake = Intake(
-            self._source, supervisor, acknowledgement, self._buffering, tokens=tokens, is_paused=self._is_paused
+            self._source,
+            supervisor,
+            acknowledgement,
+            self._buffering,
+            tokens=tokens,
+            signatures=signatures,
+            is_paused=self._is_paused,
         )
         app = HttpApp(self._receiver, self._source, intake, self._routes)
         config = self._configuration(app)

@@ -1,14 +1,40 @@
-"""Reads a request's idempotency key. This module reads the header's value only: it decides nothing about records."""
+"""Read a request's key: from its header ``Idempotency-Key``, or from where its source says that it is.
+
+This module reads a header's value or a body: it decides nothing about records.
+"""
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from receiver_runtime.receivers.http.requests.refusals import refusal
+from receiver_runtime.sources.fields.hmac_signature import IN_HEADER
 from tracker_store.blocks.idempotency_key import WANTED, idempotency_key
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def key_of(given: str | None) -> str | None:
+    from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
+
+_STANDARD = "Idempotency-Key"
+_UTF8_MARK = b"\xef\xbb\xbf"
+_INDEX = re.compile(r"0|[1-9]\d{0,9}")
+_KEY = msgspec.json.Decoder(int | str)
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def key_header(key_from: str | None) -> str:
+    """Return the name of the header that holds a request's key; empty if its body holds it."""
+    if key_from is None:
+        return _STANDARD
+    return key_from.removeprefix(IN_HEADER) if key_from.startswith(IN_HEADER) else ""
+
+
+def key_of(given: str | None, name: str = _STANDARD) -> str | None:
     """Return the request's key; None: it has none.
 
     Raises:
@@ -18,5 +44,48 @@ def key_of(given: str | None) -> str | None:
         return None
     key = idempotency_key(given)
     if key is None:
-        raise refusal(HTTPStatus.BAD_REQUEST, f"Idempotency-Key: {given!r:.100} is no key: send {WANTED}")
+        raise refusal(HTTPStatus.BAD_REQUEST, f"{name}: {given!r:.100} is no key: send {WANTED}")
     return key
+
+
+class BodyKey:
+    """Find the key in a body of JSON by a pointer (RFC 6901), and build nothing else of the body."""
+
+    def __init__(self, pointer: str) -> None:
+        self._pointer = pointer
+        names = [name.replace("~1", "/").replace("~0", "~") for name in pointer.split("/")[1:]]
+        self._steps = [_step(name) for name in names]
+
+    def of(self, body: bytes, limits: ParsingLimits) -> str | None:
+        """Return the key: a string, or a whole number; None if there is nothing of this kind.
+
+        Raises:
+            PushRefusedError: 413, the body has too many values.
+            RefusedError: 400, it is no key.
+        """
+        limits.check_json(body)
+        value = body.removeprefix(_UTF8_MARK)
+        try:
+            for step in self._steps:
+                value = step(value)
+            found = _KEY.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
+            return None
+        return key_of(str(found), f"body:{self._pointer}")
+
+
+def _step(name: str) -> Callable[[bytes], bytes]:
+    """Return what finds one member, or element, in a JSON text. It raises where there is none."""
+    members = msgspec.json.Decoder(
+        msgspec.defstruct("Member", [("value", msgspec.Raw)], rename={"value": name}, gc=False)
+    )
+
+    def member(text: bytes) -> bytes:
+        return bytes(msgspec.structs.astuple(members.decode(text))[0])
+
+    def member_or_element(text: bytes) -> bytes:
+        if text.lstrip()[:1] == b"[":
+            return bytes(_ELEMENTS.decode(text)[int(name)])
+        return member(text)
+
+    return member_or_element if _INDEX.fullmatch(name) else member

@@ -94,6 +94,8 @@ class Plain:
     bodies: Sequence[bytes] | pa.BinaryArray
     content_type: str | None
     rejected: Sequence[RejectedRecord] = field(default=())
+    #: The request's key, if it is in the body.
+    key: str | None = None
 
 
 def parse_plain(

@@ -52,7 +52,10 @@ class Reply:
     headers: Sequence[tuple[str, str]] = field(default=())
 
 
-Parser = Callable[[Headers, bytes, "Http", ParsingLimits], Pushed | Plain]
+Parser = Callable[[Headers, bytes, "Http", ParsingLimits], Pushed | Plain | Reply]
+#: Answers a sender that asks whether it may send here; None if a request is no such question. It takes the headers, and
+#: the body of a POST or the query of a GET, and may refuse by ``PushRefusedError`` or ``RefusedError``.
+Handshake = Callable[[Headers, bytes, "Http"], Reply | None]
 QuickParser = Callable[[Headers, bytes, "Http"], Plain | None]
 
 
@@ -112,8 +115,9 @@ class Described:
 class Route:
     """One kind of request. ``refuse`` makes the answer to a refused request of this route.
 
-    ``parse_at_once`` takes well under a millisecond for 256 KiB, and returns None where it can't say
-    so soon what the body is.
+    ``parse`` returns a reply for a request that is a question and holds no record. ``parse_at_once`` takes well under a
+    millisecond for 256 KiB, and returns None where it can't say so soon what the body is. ``answer_get`` answers
+    questions that are asked by GET.
     """
 
     path: str
@@ -123,3 +127,4 @@ class Route:
     answer: Callable[[Headers, Answered], Reply] = answer_json
     refuse: Callable[[Headers, Refused], Reply] = refuse_by_problem
     parse_at_once: QuickParser | None = None
+    answer_get: Handshake | None = None

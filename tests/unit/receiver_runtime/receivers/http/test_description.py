@@ -15,6 +15,7 @@ from forebay.cli.checks.source_checks import check_declaration
 from receiver_runtime.receivers.http.declaration import STREAM_PATH, Http
 from receiver_runtime.receivers.http.description import describe
 from receiver_runtime.receivers.http.routes import routes_of
+from receiver_runtime.sources.fields.hmac_signature import Hmac
 from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def test_each_route_is_described_with_its_media_types(opentelemetry: bool) -> No
 
 def test_a_protocol_that_no_package_registers_is_refused_and_found_before_it_is_applied() -> None:
     source = Http(listen="127.0.0.1:0", protocols="smoke_signals")
-    with pytest.raises(SourceError, match="'smoke_signals' is no protocol: use some of cloudevents, opentelemetry"):
+    with pytest.raises(SourceError, match="'smoke_signals' is no protocol: use some of cloudevents, event_grid"):
         routes_of(source)
     [found] = check_declaration(Stream("orders", source))
     assert (found.health, "'smoke_signals'" in found.found) == (Health.FAILED, True)
@@ -96,3 +97,16 @@ except SourceError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert "pip install 'forebay[otlp]'" in done.stdout, done.stderr
     assert done.stdout.count("\n") == 1
+
+
+def test_signatures_and_the_place_of_the_key_are_described() -> None:
+    verify = Hmac(secrets="env:A_SECRET", header="X-Signature")
+    document = described(verify=verify, key_from="header:X-Id")
+    push = document["paths"]["/v1/orders"]["post"]
+    assert push["security"] == [{"signature": []}]
+    assert document["components"]["securitySchemes"]["signature"]["name"] == "X-Signature"
+    assert {"401", "403"} <= set(push["responses"])
+    assert [found["name"] for found in push["parameters"]] == ["ack", "X-Id"]
+    assert "A_SECRET" not in json.dumps(document)
+    in_body = described(key_from="body:/id")["paths"]["/v1/orders"]["post"]
+    assert [found["name"] for found in in_body["parameters"]] == ["ack"]

@@ -1,0 +1,9 @@
+# Written by `python -m release.stub`.
+from forebay_contrib.web_hooks.declaration import GitHub as GitHub
+from forebay_contrib.web_hooks.declaration import Meta as Meta
+from forebay_contrib.web_hooks.declaration import Shopify as Shopify
+from forebay_contrib.web_hooks.declaration import Slack as Slack
+from forebay_contrib.web_hooks.declaration import StandardWebhooks as StandardWebhooks
+from forebay_contrib.web_hooks.declaration import Stripe as Stripe
+from forebay_contrib.web_hooks.declaration import Twilio as Twilio
+from receiver_runtime.sources.fields.hmac_signature import Hmac as Hmac
