@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from orchestration.spark.reading.allocation import BlockLocation, decode_allocation, location_of
@@ -17,6 +16,8 @@ from receiver_runtime.block_store.frames.columns import fitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from receiver_runtime.block_store.stores.interface import BlockStore
 
