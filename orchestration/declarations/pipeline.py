@@ -175,7 +175,9 @@ class Stream:
             message = f"stream {self.name!r}: records={self.records!r}: give a kind of records, as Json('item STRING')"
             raise DeclarationError(message)
         if not self.source.record_column:
-            message = f"stream {self.name!r}: records={self.records!r}: records of {self.source.kind} are not parsed"
+            message = (
+                f"stream {self.name!r}: records=: {self.source.kind} has no column to parse: {self.source.no_record}"
+            )
             raise DeclarationError(message)
         try:
             self.records.block_columns(self.source.columns, self.source.record_column)
