@@ -22,6 +22,7 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.records.declared import Records
 from receiver_runtime.sources.source import Source
 from tracker_store.close_names import close_name, did_you_mean
+from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -188,9 +189,11 @@ class Stream:
     def declaration(self) -> dict[str, Any]:
         """Return what `forebay apply` writes."""
         return {
-            "source": self.source.model_dump(mode="json"),
-            # Only where it is set, as below.
-            **({} if self.records is None else {"records": self.records.model_dump(mode="json")}),
+            "source": {
+                **self.source.model_dump(mode="json"),
+                # Only where it is set, as below.
+                **({} if self.records is None else {RECORDS_FIELD: self.records.model_dump(mode="json")}),
+            },
             "receivers": self.receivers,
             # Whether its receivers belong to the host at whose address they listen.
             "listens": self.source.is_listener and not self.shared_address,
