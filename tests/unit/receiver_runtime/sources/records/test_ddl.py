@@ -38,8 +38,9 @@ def test_every_type_is_one_that_a_block_can_have() -> None:
 
 def test_a_type_is_shown_as_it_was_declared() -> None:
     ddl = (
-        "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h STRING, i BINARY, j DATE, k TIMESTAMP, "
-        "l TIMESTAMP_NTZ, m DECIMAL(12, 2), n MAP<STRING, ARRAY<DOUBLE>>, o STRUCT<int64: BIGINT, list: STRUCT<x: DATE>>"
+        "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h STRING, i BINARY, j DATE, "
+        "k TIMESTAMP, l TIMESTAMP_NTZ, m DECIMAL(12, 2), n MAP<STRING, ARRAY<DOUBLE>>, "
+        "o STRUCT<int64: BIGINT, list: STRUCT<x: DATE>>"
     )
     assert ", ".join(f"{name} {ddl_type(kind)}" for name, kind in parse_ddl(ddl).columns) == ddl
     # No DDL has it.
