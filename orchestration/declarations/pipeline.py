@@ -175,7 +175,7 @@ class Stream:
         if not isinstance(self.records, Records):
             message = f"stream {self.name!r}: records={self.records!r}: give a kind of records, as Json('item STRING')"
             raise DeclarationError(message)
-        if not self.source.record_column:
+        if self.source.columns and not self.source.record_column:
             message = (
                 f"stream {self.name!r}: records=: {self.source.kind} has no column to parse: {self.source.no_record}"
             )

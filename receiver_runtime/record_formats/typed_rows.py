@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from receiver_runtime.sources.records.declared import Records
 
 
+_RECORD_TYPES = {"string", "binary", "large_string", "large_binary"}
+
+
 class TypedRows(RowCheck):
     """Check and parse rows; see the module. Safe from any thread.
 
@@ -34,6 +37,8 @@ class TypedRows(RowCheck):
 
     def __init__(self, records: Records, source: pa.Schema, column: str) -> None:
         super().__init__(arrow_schema(records.block_columns(columns_of(source), column)))
+        if not _RECORD_TYPES & {str(kind := source.field(column).type)}:
+            raise ValueError(f"column {column!r} is {kind}: a record is text or bytes")
         reader = records.load_reader()(records)
         assert isinstance(reader, RecordReader)
         self._reader = reader

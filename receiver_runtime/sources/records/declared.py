@@ -58,13 +58,17 @@ class Records(BaseModel):
         """Return the columns of blocks: what is parsed, the record as it came if it is kept, and the source's others.
 
         Args:
-            source: the columns of the source.
+            source: the columns of the source; none if only the receiver's class knows them.
             record: the one of them that holds the record.
 
         Raises:
-            ValueError: a parsed column has the name of another one.
+            ValueError: a parsed column has the name of another one, or none of the source's is the record.
         """
         kinds = dict(source)
+        if not kinds:
+            return self.columns
+        if record not in kinds:
+            raise ValueError("no column is the record: name one as record_column in the class of the receiver")
         beside = self.beside(kinds, record)
         taken = {name.lower() for name, _ in self.columns}
         for name in beside.values():

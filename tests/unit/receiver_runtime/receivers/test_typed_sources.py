@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
 
+from forebay import Stream
+from forebay.cli.checks.findings import Health
+from forebay.cli.checks.source_checks import check_declaration
+from orchestration.spark.reading.batch_reader import declared_columns
 from receiver_runtime.block_store.frames.columns import arrow_schema
+from receiver_runtime.process.receiver_preparation import prepare_receiver
 from receiver_runtime.process.receiver_registry import make_receiver
+from receiver_runtime.receivers.custom.declaration import CustomSource
 from receiver_runtime.receivers.files.declaration import FileLines
 from receiver_runtime.receivers.files.receiver import FileLinesReceiver
 from receiver_runtime.receivers.kafka.declaration import Kafka
@@ -17,6 +24,7 @@ from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.record_formats.json_reader import JsonReader
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.records.json_records import Json
+from receiver_runtime.sources.source import SourceError
 from tests.unit.receiver_runtime.memory_positions import MemoryPositions
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, rig, running
 from tests.unit.receiver_runtime.support import MemoryBlockLog, eventually
@@ -27,8 +35,6 @@ from tracker_store.schema.states import LinkKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    import pyarrow as pa
 
     from receiver_runtime.record_formats.record_reader import Parsed
     from receiver_runtime.sources.source import Source
@@ -152,3 +158,42 @@ def test_small_chunks_of_one_block_are_parsed_together(tmp_path: Path, monkeypat
         assert made.stop().drained
         assert [row["pieces"] for row in rows(made)] == list(range(300))
     assert parsed == [300]
+
+
+class OwnRows(HandReceiver):
+    """A class of a user's own, which names its record."""
+
+    columns = (("line", "string"), ("host", "string"))
+    record_column = "line"
+
+
+class Counts(HandReceiver):
+    columns = (("count", "int64"),)
+    record_column = "count"
+
+
+def test_a_class_of_a_users_own_names_the_column_that_is_parsed(tmp_path: Path) -> None:
+    own = CustomSource(receiver=OwnRows)
+    assert declared_columns(own, "s", RECORDS) == (*RECORDS.columns, ("_host", "string"))
+    receiver = OwnRows()
+    check = TypedRows(RECORDS, receiver.record_schema, receiver.record_column)
+    with rig(tmp_path, receiver, row_check=check, block_interval="1h") as made:
+        receiver.store_buffered(pa.record_batch({"line": ['{"pieces": 1}'], "host": ["a"]}))
+        assert made.stop().drained
+        assert rows(made) == [{"item": None, "pieces": 1, "_host": "a"}]
+
+
+@pytest.mark.parametrize(("receiver", "said"), [(HandReceiver, "record_column"), (Counts, "count' is int64")])
+def test_a_class_whose_record_can_not_be_parsed_is_refused_before_it_begins(
+    receiver: type[HandReceiver], said: str
+) -> None:
+    with pytest.raises(SourceError, match=said):
+        prepare_receiver(CustomSource(receiver=receiver), RECORDS, receiver_id=1, driver_log=cast("Any", None))
+
+
+def test_a_class_that_names_no_record_is_found_before_it_is_applied() -> None:
+    [finding] = check_declaration(Stream("s", CustomSource(receiver=HandReceiver), records=RECORDS))
+    assert (finding.health, "names no column to parse" in finding.found) == (Health.FAILED, True)
+    assert list(check_declaration(Stream("s", CustomSource(receiver=OwnRows), records=RECORDS))) == []
+    with pytest.raises(SourceError, match="record_column"):
+        declared_columns(CustomSource(receiver=HandReceiver), "s", RECORDS)
