@@ -120,6 +120,12 @@ def test_each_kind_says_what_a_typed_stream_parses_or_why_nothing(kind: str) -> 
             Stream("s", source, records=Json("item STRING"))
 
 
+def test_the_page_on_typed_streams_says_what_is_parsed_of_each_kind() -> None:
+    page = (ROOT / "docs/how-to/typed-streams.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|none: .*|what the class names .*) \|$", page, re.MULTILINE))
+    assert rows == {kind: source.record_column for kind, source in KINDS.items()}
+
+
 def test_a_kind_of_a_package_that_does_not_say_is_refused() -> None:
     class Silent(Source):
         columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "binary"),)
