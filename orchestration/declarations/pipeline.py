@@ -110,6 +110,12 @@ def _milliseconds(duration: timedelta) -> int:
     return round(duration / timedelta(milliseconds=1))
 
 
+def stored_source(source: Source, records: Records | None) -> dict[str, Any]:
+    """Return a source as `forebay apply` writes it, with what its records are if they are parsed."""
+    stored: dict[str, Any] = source.model_dump(mode="json")
+    return stored if records is None else {**stored, RECORDS_FIELD: records.model_dump(mode="json")}
+
+
 class Stream:
     """Declare a named input: one source, read by one or several receivers, independent of any pipeline."""
 
@@ -189,11 +195,7 @@ class Stream:
     def declaration(self) -> dict[str, Any]:
         """Return what `forebay apply` writes."""
         return {
-            "source": {
-                **self.source.model_dump(mode="json"),
-                # Only where it is set, as below.
-                **({} if self.records is None else {RECORDS_FIELD: self.records.model_dump(mode="json")}),
-            },
+            "source": stored_source(self.source, self.records),
             "receivers": self.receivers,
             # Whether its receivers belong to the host at whose address they listen.
             "listens": self.source.is_listener and not self.shared_address,
