@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 _TYPES = {
     "BOOLEAN": "bool",
-    "BYTE": "int8",
     "TINYINT": "int8",
-    "SHORT": "int16",
+    "BYTE": "int8",
     "SMALLINT": "int16",
+    "SHORT": "int16",
     "INT": "int32",
     "INTEGER": "int32",
     "BIGINT": "int64",
@@ -36,6 +36,17 @@ _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([A-Za-z_][A-Za-z0-9_]*)|('(?:[^'\\
 _NO_FIELD = frozenset("<>[](),:")
 
 
+# What DDL has for a word of a type's text, unless it is a field's name.
+_WORD = re.compile(r"(list<item: |timestamp\[us, tz=[^]]*\]|timestamp\[\w+\]|date32\[day\]|\b\w+\b)(?!: )")
+_DDL = {
+    **{kind: word for word, kind in reversed(_TYPES.items())},
+    "list<item: ": "ARRAY<",
+    "struct": "STRUCT",
+    "map": "MAP",
+    "decimal128": "DECIMAL",
+}
+
+
 class DdlError(ValueError):
     """Correct the DDL; the message says what is wrong, and where."""
 
@@ -50,6 +61,11 @@ class Columns(NamedTuple):
 def parse_ddl(text: str) -> Columns:
     """Return the columns of Spark's DDL. Raises DdlError."""
     return _Ddl(text).columns()
+
+
+def ddl_type(kind: str) -> str:
+    """Return an Arrow type's text as DDL has it, for people; what DDL has no word for stays."""
+    return _WORD.sub(lambda found: _DDL.get(found[0], found[0]), kind)
 
 
 class _Ddl:
