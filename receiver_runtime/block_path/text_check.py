@@ -44,6 +44,10 @@ class RowCheck(ABC):
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
         """Return the rows of a batch as a block has them. Safe from any thread."""
 
+    def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch | None:  # noqa: ARG002  a typed stream's
+        """Return records as rows of the receiver, with null in its other columns; None: they are no typed stream's."""
+        return None
+
 
 class TextCheck(RowCheck):
     """Check the text columns of one schema, those with text inside lists, maps and structs too. Safe from any thread.

@@ -17,6 +17,8 @@ from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.record_formats.record_reader import RecordReader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from receiver_runtime.record_formats.record_reader import Parsed
     from receiver_runtime.sources.records.declared import Records
 
@@ -37,6 +39,7 @@ class TypedRows(RowCheck):
         reader = records.load_reader()(records)
         assert isinstance(reader, RecordReader)
         self._reader = reader
+        self._source = source
         self._column = column
         self._text = TextCheck(source)
         self._beside = [name for name in source.names if name != column or records.raw]
@@ -65,6 +68,20 @@ class TypedRows(RowCheck):
         invalid = np.zeros(batch.num_rows, dtype=np.bool_)
         invalid[list(letters)] = True
         return CheckedRows(made, invalid, [letters[row] for row in sorted(letters)])
+
+    def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch:
+        """Return records as rows of the receiver, with null in its other columns."""
+        given = pa.array(records, pa.binary())
+        columns = []
+        for field in self._source:
+            if field.name != self._column:
+                columns.append(pa.nulls(len(records), field.type))
+            elif pa.types.is_string(field.type):
+                # A cast would refuse what is not UTF-8, and the check names it.
+                columns.append(given.view(field.type))
+            else:
+                columns.append(given.cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._source)
 
     def _made(self, parsed: Parsed, rows: pa.RecordBatch) -> pa.RecordBatch:
         beside = [rows.column(name) for name in self._beside]

@@ -1,0 +1,159 @@
+"""Test dead letters of a typed stream: why they do not fit, and a replay that stores what fits by now exactly once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from forebay.testing.receiver_processes import eventually
+from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.sources.records.json_records import Json
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
+from tests.support.polling import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+_LINES = b"""{"item": "tea", "pieces": 2}
+{"pieces": 3}
+{"item": "pot", "pieces": 1.5}
+{"item": null, "pieces": 4}
+"""
+# Each ends the process, in a replay alone: before its block is registered, and before its row says so.
+_DEATHS = {
+    "before the block is registered": (
+        "import os, receiver_runtime.block_path.block_path as m; m.BlockWriter.push = lambda *a, **k: os._exit(9)"
+    ),
+    "before the row is marked": (
+        "import os, receiver_runtime.reporting.receiver_driver_log as m; "
+        "m.end_letter_replay = lambda *a, **k: os._exit(9)"
+    ),
+}
+
+
+def forebay(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["dead-letters", *map(str, arguments)])
+
+
+def shown(*arguments: object) -> dict[str, Any]:
+    done = forebay(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class Orders(ReceiverRig):
+    """A typed stream that has taken `_LINES`, of which three do not fit, in one row of dead letters."""
+
+    def declare(self, ddl: str) -> None:
+        self.execute(
+            "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{records}', CAST(:r AS jsonb))",
+            r=json.dumps(Json(ddl).model_dump(mode="json")),
+        )
+
+    def listening(self) -> str:
+        eventually(lambda: self.state()[0] == "ACTIVE" and "listening on" in self.state()[1], "listening")
+        return self.state()[1].partition("listening on ")[2].split()[0]
+
+    def place_again(self, *, first: str = "") -> Any:  # noqa: ANN401  a process
+        [(assignment,)] = self.execute("SELECT assignment FROM forebay.receivers")
+        self.assign(assignment)
+        return self.start(assignment, first=first)
+
+    @contextmanager
+    def tracker(self, *, first: str = "") -> Iterator[list[Any]]:
+        """Place the receiver when it is restarted, as the tracker does, once."""
+        [(before,)] = self.execute("SELECT assignment FROM forebay.receivers")
+        made: list[Any] = []
+
+        def work() -> None:
+            eventually(lambda: self.execute("SELECT assignment FROM forebay.receivers") != [(before,)], "a restart")
+            made.append(self.place_again(first=first))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield made
+        finally:
+            joined(thread)
+
+
+@pytest.fixture
+def orders(database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orders]:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(home))
+    rig = Orders.make(database_url, home, Http(listen="127.0.0.1:0").model_dump(mode="json"))
+    assert isinstance(rig, Orders)
+    try:
+        rig.declare("item STRING NOT NULL, pieces BIGINT")
+        rig.start()
+        asked = urllib.request.Request(
+            f"http://{rig.listening()}/v1/lines", _LINES, {"Content-Type": "application/x-ndjson"}
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            assert json.loads(answer.read())["dead_letters"] == 3
+        yield rig
+    finally:
+        rig.close()
+
+
+def _letter(orders: Orders) -> int:
+    [(number,)] = orders.execute("SELECT id FROM forebay.dead_letters")
+    return int(number)
+
+
+def test_a_letter_says_why_it_does_not_fit_and_that_it_fits_by_now(orders: Orders) -> None:
+    number = _letter(orders)
+    text = forebay("show", number).output
+    assert "Expected `int | null`, got `float` - at `$.pieces`" in text
+    assert "fits by now" not in text
+    records = shown("show", number)["records"]
+    assert [record["fits"] for record in records] == [False, False, False]
+    assert "$.item" in records[2]["why"]
+    refused = forebay("replay", number)
+    assert (refused.exit_code, "none of 3 record(s) fits" in refused.stderr) == (1, True)
+    orders.declare("item STRING, pieces BIGINT")
+    assert [record["fits"] for record in shown("show", number)["records"]] == [True, False, True]
+    assert "it fits by now" in forebay("show", number, "--letter", 1).output
+    dry = shown("replay", number, "--dry-run")
+    assert [left["letter"] for left in dry["dead_letters"][0]["left"]] == [2]
+
+
+@pytest.mark.parametrize("death", ["", *_DEATHS])
+def test_what_fits_by_now_is_stored_once_and_the_rest_stays(orders: Orders, death: str) -> None:
+    number = _letter(orders)
+    orders.declare("item STRING, pieces BIGINT")
+    with orders.tracker(first=_DEATHS.get(death, "")) as placed:
+        if death:
+            # Nothing waits for this process: it dies in the replay.
+            orders.execute("UPDATE forebay.dead_letters SET replay_wanted = true")
+            orders.execute("UPDATE forebay.receivers SET assignment = assignment + 1")
+        else:
+            [done] = shown("replay", number)["dead_letters"]
+            assert (done["records"], [left["letter"] for left in done["left"]]) == (2, [2])
+    if death:
+        assert placed[0].wait(60) == 9
+        with orders.tracker():
+            assert shown("replay", number)["dead_letters"][0]["left"] == [
+                {"letter": 2, "why": "Expected `int | null`, got `float` - at `$.pieces`"}
+            ]
+    assert sorted(map(str, orders.values())) == ["None", "None", "tea"]
+    assert "it is in a block" in forebay("show", number, "--letter", 3).output
+    refused = forebay("replay", number)
+    assert (refused.exit_code, "none of 1 record(s) fits" in refused.stderr) == (1, True)
+    orders.declare("item STRING")
+    with orders.tracker():
+        assert shown("replay", number)["dead_letters"][0]["left"] == []
+    assert sorted(map(str, orders.values())) == ["None", "None", "pot", "tea"]
+    [(replayed_to,)] = orders.execute("SELECT replayed_to FROM forebay.dead_letters")
+    assert (replayed_to, forebay("replay", number).exit_code) == ("lines", 1)
