@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-import urllib.request
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
-from forebay.testing.receiver_processes import eventually
-from receiver_runtime.receivers.http.declaration import Http
-from receiver_runtime.sources.records.json_records import Json
-from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
-from tests.support.polling import joined
+from tests.integration.receiver_runtime.typed_rig import Orders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,11 +17,6 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-_LINES = b"""{"item": "tea", "pieces": 2}
-{"pieces": 3}
-{"item": "pot", "pieces": 1.5}
-{"item": null, "pieces": 4}
-"""
 # Each ends the process, in a replay alone: before its block is registered, and before its row says so.
 _DEATHS = {
     "before the block is registered": (
@@ -52,56 +40,12 @@ def shown(*arguments: object) -> dict[str, Any]:
     return found
 
 
-class Orders(ReceiverRig):
-    """A typed stream that has taken `_LINES`, of which three do not fit, in one row of dead letters."""
-
-    def declare(self, ddl: str) -> None:
-        self.execute(
-            "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{records}', CAST(:r AS jsonb))",
-            r=json.dumps(Json(ddl).model_dump(mode="json")),
-        )
-
-    def listening(self) -> str:
-        eventually(lambda: self.state()[0] == "ACTIVE" and "listening on" in self.state()[1], "listening")
-        return self.state()[1].partition("listening on ")[2].split()[0]
-
-    def place_again(self, *, first: str = "") -> Any:  # noqa: ANN401  a process
-        [(assignment,)] = self.execute("SELECT assignment FROM forebay.receivers")
-        self.assign(assignment)
-        return self.start(assignment, first=first)
-
-    @contextmanager
-    def tracker(self, *, first: str = "") -> Iterator[list[Any]]:
-        """Place the receiver when it is restarted, as the tracker does, once."""
-        [(before,)] = self.execute("SELECT assignment FROM forebay.receivers")
-        made: list[Any] = []
-
-        def work() -> None:
-            eventually(lambda: self.execute("SELECT assignment FROM forebay.receivers") != [(before,)], "a restart")
-            made.append(self.place_again(first=first))
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield made
-        finally:
-            joined(thread)
-
-
 @pytest.fixture
 def orders(database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Orders]:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(home))
-    rig = Orders.make(database_url, home, Http(listen="127.0.0.1:0").model_dump(mode="json"))
-    assert isinstance(rig, Orders)
+    rig = Orders.begun(database_url, home)
     try:
-        rig.declare("item STRING NOT NULL, pieces BIGINT")
-        rig.start()
-        asked = urllib.request.Request(
-            f"http://{rig.listening()}/v1/lines", _LINES, {"Content-Type": "application/x-ndjson"}
-        )
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            assert json.loads(answer.read())["dead_letters"] == 3
         yield rig
     finally:
         rig.close()
