@@ -21,6 +21,8 @@ from receiver_runtime.block_store.frames.payload import encode_batches
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.sources.records.declared import Records
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
@@ -36,6 +38,9 @@ class CheckedRows:
 
 class RowCheck(ABC):
     """Check rows before they are stored. ``schema``: of the blocks, which may be another than that of the rows."""
+
+    #: What a typed stream declares of its records.
+    records: Records | None = None
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema

@@ -38,6 +38,7 @@ class TypedRows(RowCheck):
         super().__init__(arrow_schema(records.block_columns(columns_of(source), column)))
         reader = records.load_reader()(records)
         assert isinstance(reader, RecordReader)
+        self.records = records
         self._reader = reader
         self._source = source
         self._column = column
