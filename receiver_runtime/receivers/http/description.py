@@ -72,7 +72,7 @@ _SCHEMAS: Mapping[str, Json] = {
             "dead_letters": {
                 "type": "integer",
                 "minimum": 1,
-                "description": "They can't be records, or do not fit; put aside.",
+                "description": "Put aside: no records, or they do not fit.",
             },
             "first_dead_letter": {"type": "string", "description": "Which one was the first, and why."},
         },
