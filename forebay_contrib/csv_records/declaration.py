@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -31,6 +31,10 @@ class Csv(TextRecords):
     kind: Literal["csv"] = "csv"
     separator: str = ","
     quote: str = '"'
+
+    def __init__(self, schema: str | None = None, /, **fields: Any) -> None:  # noqa: ANN401  a model's fields
+        """Take the columns from DDL, or, stored before, as ``columns`` and ``required``. Raises ValueError."""
+        super().__init__(schema, **fields)
 
     @model_validator(mode="after")
     def _check_characters(self) -> Self:

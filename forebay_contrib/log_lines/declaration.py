@@ -128,6 +128,10 @@ class Logfmt(TextRecords):
 
     kind: Literal["logfmt"] = "logfmt"
 
+    def __init__(self, schema: str | None = None, /, **fields: Any) -> None:  # noqa: ANN401  a model's fields
+        """Take the columns from DDL, or, stored before, as ``columns`` and ``required``. Raises ValueError."""
+        super().__init__(schema, **fields)
+
 
 def _access(quoted: str) -> str:
     """Return the pattern of an access log; ``quoted`` is that of a text in quotes."""
