@@ -15,7 +15,7 @@ from orchestration.declarations.pipeline import PER_HOST, DeclarationError
 from orchestration.declarations.renames import idle_renames, refuse_to_rename, removal, renames
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError
-from receiver_runtime.sources.records.ddl import ddl_type
+from receiver_runtime.sources.records.ddl import type_name
 from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
 from tracker_store.batches.streams import stream_overview
@@ -224,7 +224,8 @@ def _refuse_other_columns(connection: sa.Connection, stream: Stream, row: store.
     source, records = stream.source, stream.records
     columns = source.columns if records is None else records.block_columns(source.columns, source.record_column)
     found = [
-        f"{name} {ddl_type(kind)} is {' '.join((had[name.lower()][0], ddl_type(had[name.lower()][1])))} in the stream"
+        f"{name} {_told(kind, had[name.lower()][1])} is {had[name.lower()][0]} {_told(had[name.lower()][1], kind)} in "
+        "the stream"
         for name, kind in columns
         if had.get(name.lower(), (name, kind)) != (name, kind)
     ]
@@ -232,7 +233,7 @@ def _refuse_other_columns(connection: sa.Connection, stream: Stream, row: store.
     if records is not None and before is not None:
         now = {name.lower() for name, _ in columns}
         found += [
-            f"{name} {ddl_type(kind)} is left out"
+            f"{name} {type_name(kind)} is left out"
             for name, kind in before["columns"]
             if name.lower() in had and name.lower() not in now
         ]
@@ -243,6 +244,12 @@ def _refuse_other_columns(connection: sa.Connection, stream: Stream, row: store.
             "new name. To begin without it, declare a new stream"
         )
         raise DeclarationError(message)
+
+
+def _told(kind: str, other: str) -> str:
+    """Return a type as people declare it, or in full where another one is declared likewise."""
+    name = type_name(kind)
+    return kind if kind != other and name == type_name(other) else name
 
 
 def _preferred_host(stream: Stream) -> str | None:

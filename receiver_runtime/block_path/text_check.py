@@ -21,6 +21,8 @@ from receiver_runtime.block_store.frames.payload import encode_batches
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.sources.records.declared import Records
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
@@ -37,12 +39,19 @@ class CheckedRows:
 class RowCheck(ABC):
     """Check rows before they are stored. ``schema``: of the blocks, which may be another than that of the rows."""
 
+    #: What a typed stream declares of its records.
+    records: Records | None = None
+
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
 
     @abstractmethod
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
         """Return the rows of a batch as a block has them. Safe from any thread."""
+
+    def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch | None:  # noqa: ARG002  a typed stream's
+        """Return records as rows of the receiver, with null in its other columns; None: they are no typed stream's."""
+        return None
 
 
 class TextCheck(RowCheck):

@@ -18,6 +18,8 @@ from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.record_formats.record_reader import Parsed, RecordReader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from receiver_runtime.sources.records.declared import Records
 
 
@@ -41,7 +43,9 @@ class TypedRows(RowCheck):
             raise ValueError(f"column {column!r} is {kind}: a record is text or bytes")
         reader = records.load_reader()(records)
         assert isinstance(reader, RecordReader)
+        self.records = records
         self._reader = reader
+        self._source = source
         self._column = column
         self._text = TextCheck(source)
         self._beside = list(records.beside(source.names, column))
@@ -84,6 +88,20 @@ class TypedRows(RowCheck):
         places[fitting] = np.arange(len(fitting))
         places = np.delete(places, [fault.row for fault in faults])
         return Parsed(parsed.batch.take(pa.array(places, mask=places < 0)), faults)
+
+    def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch:
+        """Return records as rows of the receiver, with null in its other columns."""
+        given = pa.array(records, pa.binary())
+        columns = []
+        for field in self._source:
+            if field.name != self._column:
+                columns.append(pa.nulls(len(records), field.type))
+            elif pa.types.is_string(field.type):
+                # A cast would refuse what is not UTF-8, and the check names it.
+                columns.append(given.view(field.type))
+            else:
+                columns.append(given.cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._source)
 
     def _made(self, parsed: Parsed, rows: pa.RecordBatch) -> pa.RecordBatch:
         beside = [rows.column(name) for name in self._beside]

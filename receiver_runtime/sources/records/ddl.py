@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# The first name of a type is the one that people see.
 _TYPES = {
     "BOOLEAN": "bool",
     "TINYINT": "int8",
@@ -36,15 +37,18 @@ _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([A-Za-z_][A-Za-z0-9_]*)|('(?:[^'\\
 _NO_FIELD = frozenset("<>[](),:")
 
 
-# What DDL has for a word of a type's text, unless it is a field's name.
-_WORD = re.compile(r"(list<item: |timestamp\[us, tz=[^]]*\]|timestamp\[\w+\]|date32\[day\]|\b\w+\b)(?!: )")
-_DDL = {
-    **{kind: word for word, kind in reversed(_TYPES.items())},
-    "list<item: ": "ARRAY<",
-    "struct": "STRUCT",
-    "map": "MAP",
-    "decimal128": "DECIMAL",
+# Types of sources that Spark's DDL has no name for, and what Spark reads them as.
+_READ_AS = {
+    "uint8": "SMALLINT",
+    "uint16": "INT",
+    "uint32": "BIGINT",
+    "large_string": "STRING",
+    "large_binary": "BINARY",
 }
+_NAMES = {**_READ_AS, **{text: name for name, text in reversed(_TYPES.items())}}
+_OPENINGS = {"list<item: ": "ARRAY<", "large_list<item: ": "ARRAY<", "struct<": "STRUCT<", "map<": "MAP<"}
+# A word before a colon is a field's name.
+_IN_ARROW = re.compile(r"\w+\[[^\]]*\]|(?:large_)?list<item: |struct<|map<|\w+(?![\w:])")
 
 
 class DdlError(ValueError):
@@ -63,9 +67,16 @@ def parse_ddl(text: str) -> Columns:
     return _Ddl(text).columns()
 
 
-def ddl_type(kind: str) -> str:
-    """Return an Arrow type's text as DDL has it, for people; what DDL has no word for stays."""
-    return _WORD.sub(lambda found: _DDL.get(found[0], found[0]), kind)
+def type_name(text: str) -> str:
+    """Return the name in Spark's DDL, for people, of a type that is given in Arrow's text."""
+
+    def named(match: re.Match[str]) -> str:
+        found = match[0]
+        if found.startswith("timestamp["):
+            return "TIMESTAMP" if "tz=" in found else "TIMESTAMP_NTZ"
+        return _OPENINGS.get(found) or _NAMES.get(found) or found.replace("decimal128", "DECIMAL")
+
+    return _IN_ARROW.sub(named, text)
 
 
 class _Ddl:

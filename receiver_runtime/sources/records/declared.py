@@ -31,6 +31,8 @@ class Records(BaseModel):
 
     #: Its reader, as ``module:Class``; loaded when a receiver is made.
     reader_class: ClassVar[str] = ""
+    #: Whether each record is a JSON object, so that a JSON schema can describe it.
+    is_json: ClassVar[bool] = False
 
     kind: str
     columns: tuple[tuple[str, str], ...]

@@ -95,7 +95,7 @@ def test_each_registered_kind_is_in_these_tests_and_everywhere_else() -> None:
     assert {"confluent_kafka", "opentelemetry", "paho", "pika", "zmq"} <= CLIENTS
     [ours] = [asked for asked in PROJECT["dependency-groups"]["dev"] if asked.startswith("forebay[")]
     assert set(re.findall(r"[\w-]+", ours)) >= EXTRAS
-    assert set(dir(forebay.sources)) == {source.__name__ for source in KINDS.values()} | {"Tls"}
+    assert set(dir(forebay.sources)) == {source.__name__ for source in KINDS.values()} | {"Multiline", "Tls"}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
