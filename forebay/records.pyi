@@ -1,4 +1,5 @@
 # Written by `python -m release.stub`.
 from forebay_contrib.schema_records.avro import Avro as Avro
+from receiver_runtime.sources.fields.schema_registry import Registry as Registry
 from receiver_runtime.sources.records.declared import Records as Records
 from receiver_runtime.sources.records.json_records import Json as Json

@@ -48,7 +48,9 @@ class BlockPusher:
         self._handler.codec.observe(block.nbytes, seconds=block.seconds, waited=block.waited)
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
-        """Encode a block on the generator's timer; return None if a row must go aside, for which it can't wait."""
+        """Encode a block on the generator's timer; return None if it would have to wait, as for a row to go aside."""
+        if not all(map(self._rows.is_ready, batches)):
+            return None
         checked = [self._rows.check(batch) for batch in batches]
         if any(one.letters for one in checked):
             return None

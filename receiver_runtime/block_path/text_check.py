@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class RowsWaitError(Exception):
+    """Nothing to do: rows can't be read yet, because another system does not answer. They are tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
     """Hold rows as a block has them, without those that it can't have: ``invalid`` says for each row whether it is one.
@@ -35,14 +39,21 @@ class CheckedRows:
 
 
 class RowCheck(ABC):
-    """Check rows before they are stored. ``schema``: of the blocks, which may be another than that of the rows."""
+    """Check rows before they are stored. ``schema``: of the blocks, which may be another than that of the rows.
+
+    It may get columns, and never loses one.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
 
     @abstractmethod
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
-        """Return the rows of a batch as a block has them. Safe from any thread."""
+        """Return the rows of a batch as a block has them. Safe from any thread. Raises RowsWaitError."""
+
+    def is_ready(self, batch: pa.RecordBatch) -> bool:  # noqa: ARG002  most are always
+        """Return whether ``check`` waits for no other system."""
+        return True
 
 
 class TextCheck(RowCheck):

@@ -95,7 +95,7 @@ def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[
     declared = StreamDeclaration.of(row.declaration)
     source = parse_source(declared.source)
     records = None if declared.records is None else parse_records(declared.records)
-    if registered and not source.columns:
+    if registered and (not source.columns or (records is not None and not records.columns)):
         return union(*registered)
     return union(*registered, declared_columns(source, row.name, records))
 
@@ -103,6 +103,11 @@ def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[
 def declared_columns(source: Source, stream: str, records: Records | None) -> Sequence[tuple[str, str]]:
     """Return a stream's columns before any receiver has started, without the driver log. Raises SourceError."""
     if records is not None:
+        if not records.columns:
+            raise SourceError(
+                f"stream {stream!r}: its records bring their columns, and no receiver has begun yet: start it, or "
+                "declare the schema too"
+            )
         return records.block_columns(source.columns, source.record_column)
     if source.columns:
         return source.columns
