@@ -18,8 +18,6 @@ from tracker_store.connection.errors import SchemaConflictError
 from tracker_store.receivers.receivers import set_preferred_location
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from receiver_runtime.block_path.text_check import RowCheck
     from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.reporting.driver_log import DriverLog
@@ -46,7 +44,7 @@ def prepare_receiver(
 
     receiver = make_receiver(source)
     try:
-        rows = _rows(receiver.record_schema, source, records)
+        rows = _rows(receiver, source, records)
         if records is not None and records.columns_grow:
             assert isinstance(rows, TypedRows)
             versions = driver_log.until_answered("read the stream's columns", lambda c: schemas_of_stream(c, stream_id))
@@ -71,8 +69,8 @@ def prepare_receiver(
     return receiver, rows
 
 
-def _rows(schema: pa.Schema, source: Source, records: Records | None) -> RowCheck:
+def _rows(receiver: Receiver, source: Source, records: Records | None) -> RowCheck:
     """Return what rows of the receiver become. Raises ValueError, such as ColumnsError: blocks can't have them."""
     if records is None:
-        return TextCheck(schema)
-    return TypedRows(records, schema, source.record_column)
+        return TextCheck(receiver.record_schema)
+    return TypedRows(records, receiver.record_schema, source.record_column or receiver.record_column)

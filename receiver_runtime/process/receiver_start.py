@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.letter_replay import LetterReplay
 from receiver_runtime.block_path.receiver_context import ReceiverContext
 from receiver_runtime.block_path.recovery.salvage import salvage, store_location
 from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames import frame
-from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
+from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys, FrameEncryptor
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.process.receiver_preparation import prepare_receiver
@@ -198,6 +199,7 @@ class ReceiverStart:
             rate_limit=response.rate_limit,
             threads=shared.block_threads,
             reading_loop=shared.reading_loop,
+            letters=LetterReplay(store, BlockKeys(() if shared.block_key is None else (shared.block_key,))),
         )
 
     @contextlib.contextmanager

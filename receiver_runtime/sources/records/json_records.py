@@ -23,6 +23,7 @@ class Json(Records):
     """
 
     reader_class: ClassVar[str] = "receiver_runtime.record_formats.json_reader:JsonReader"
+    is_json: ClassVar[bool] = True
 
     kind: Literal["json"] = "json"
 
