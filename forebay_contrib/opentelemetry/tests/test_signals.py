@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 JSON = {"Content-Type": "application/json"}
 TIME = 1_767_225_600_123_456_789
-REQUESTS = {
+REQUESTS: dict[str, Any] = {
     "logs": ExportLogsServiceRequest,
     "traces": ExportTraceServiceRequest,
     "metrics": ExportMetricsServiceRequest,
@@ -207,9 +207,9 @@ def test_what_is_bad_is_counted_and_the_rest_is_taken(tmp_path: Path) -> None:
 def refused(made: Receivers, signal: str, message: bytes, **options: Any) -> tuple[grpc.StatusCode, Status]:  # noqa: ANN401
     with pytest.raises(grpc.RpcError) as error:
         made.call(signal, message, **options)
-    metadata = dict(error.value.trailing_metadata())  # type: ignore[attr-defined]
+    metadata = dict(error.value.trailing_metadata())
     status = Status.FromString(metadata.get("grpc-status-details-bin", b""))
-    return error.value.code(), status  # type: ignore[attr-defined]
+    return error.value.code(), status
 
 
 def test_a_signal_without_a_receiver_is_to_be_sent_again(tmp_path: Path) -> None:
