@@ -20,7 +20,7 @@ from receiver_runtime.sources.source import Guarantee, Source
 
 
 class OtlpHttp(Http):
-    """The ``Http`` source as which a signal's requests are taken. Never declared: ``Otlp.http`` makes it."""
+    """Be the ``Http`` source as which a signal's requests are taken. Never declared: ``Otlp.http`` makes it."""
 
     own_path: str
 

@@ -33,7 +33,7 @@ class Form(Protocol):
 
     @property
     def signal(self) -> Signal:
-        """The signal."""
+        """Return the signal."""
         ...
 
     def whole(self, body: bytes) -> Any:  # noqa: ANN401  one of three kinds of message

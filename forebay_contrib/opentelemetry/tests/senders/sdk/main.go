@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploggrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploghttp"
 	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetricgrpc"
@@ -46,7 +47,7 @@ func main() {
 	must(metrics.Meter("checkout").Int64Counter("orders")).Add(ctx, 3)
 	logs := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(records)))
 	var record otellog.Record
-	record.SetBody(otellog.StringValue("an order was placed"))
+	record.SetBody(attribute.StringValue("an order was placed"))
 	logs.Logger("checkout").Emit(ctx, record)
 	for _, shutdown := range []func(context.Context) error{traces.Shutdown, metrics.Shutdown, logs.Shutdown} {
 		if err := shutdown(ctx); err != nil {
