@@ -39,6 +39,8 @@ class TypedRows(RowCheck):
     Raises ValueError: blocks can't have these columns.
     """
 
+    records: Records
+
     def __init__(self, records: Records, source: pa.Schema, column: str) -> None:
         self.records = records
         self._source = source

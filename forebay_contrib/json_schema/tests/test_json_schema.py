@@ -160,7 +160,7 @@ def test_null_is_the_same_as_missing() -> None:
         ({"type": "string", "x-mine": 1}, "x-mine"),
     ],
 )
-def test_what_can_not_be_checked_is_refused_by_name(schema: Any, said: str) -> None:
+def test_what_can_not_be_checked_is_refused_by_name(schema: dict[str, Any], said: str) -> None:
     document = {
         "type": "object",
         "properties": {"member": schema},
