@@ -180,4 +180,4 @@ class BlockCutter:
                 self._pusher, f"block {block.number} could not be encoded, it is tried again when it is pushed", error
             )
             return block
-        return replace(block, batches=(), encoded=encoded)
+        return block if encoded is None else replace(block, batches=(), encoded=encoded)

@@ -49,19 +49,16 @@ class BlockPusher:
         """Choose the block's codec. The generator has cut it, and encodes it next."""
         self._handler.codec.observe(block.nbytes, seconds=block.seconds, waited=block.waited)
 
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
-        """Encode a block on the generator's timer, without the rows that it can't have."""
-        valid, letters = self._divide(batches)
-        if not letters:
-            return self._handler.encode(valid, queued=True)
-        return replace(self._handler.encode(valid, queued=True) if valid else EncodedBlock((), 0), letters=letters)
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
+        """Encode a block on the generator's timer, without the rows that it can't have; None if that has to wait."""
+        return self._encoded(batches) if all(map(self._rows.is_ready, batches)) else None
 
     def push(self, block: Block) -> None:
         """Store a block and hand it to the registrar. The next block is stored while this one is registered.
 
         Returning means success; after an error the block is offered again.
         """
-        encoded = self.encode(block.batches) if block.encoded is None else block.encoded
+        encoded = self._encoded(block.batches) if block.encoded is None else block.encoded
         # If the letters fail, the generator calls it again for the same block: its rows must not be stored twice.
         if encoded.records and self._newest_stored != block.number:
             self._writer.push(encoded)
@@ -92,6 +89,12 @@ class BlockPusher:
         """End the process, so that another is started: the generator has ended by this error and takes nothing more."""
         self._writer.refuse(RuntimeError(f"the block generator failed: {describe(error)}"))
         self._reporter.error("the block generator failed", error)
+
+    def _encoded(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        valid, letters = self._divide(batches)
+        if not letters:
+            return self._handler.encode(valid, queued=True)
+        return replace(self._handler.encode(valid, queued=True) if valid else EncodedBlock((), 0), letters=letters)
 
     # -- every path of records ---------------------------------------------------------------------------------------
 

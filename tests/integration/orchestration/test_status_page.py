@@ -129,7 +129,7 @@ def test_a_typed_stream_shows_its_columns_and_its_dead_letters(log: Log, url: st
     letters.add(DeadLetterReason.DOES_NOT_FIT, [b"{}", b"[]"], dropped=7)
     letters.close()
     page = text_of(ask(url, "/status/streams/lines").text)
-    assert "Dead letters 2 7 not kept" in page
+    assert "Dead letters 9 7 not kept" in page
     assert "is a dead letter: forebay dead-letters list lines" in page
     assert (
         "item STRING record, NOT NULL at TIMESTAMP record tags ARRAY<BIGINT> record value STRING earlier records "

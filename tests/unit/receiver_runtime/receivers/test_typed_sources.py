@@ -211,7 +211,9 @@ def test_a_class_whose_record_can_not_be_parsed_is_refused_before_it_begins(
     receiver: type[HandReceiver], said: str
 ) -> None:
     with pytest.raises(SourceError, match=said):
-        prepare_receiver(CustomSource(receiver=receiver), RECORDS, receiver_id=1, driver_log=cast("Any", None))
+        prepare_receiver(
+            CustomSource(receiver=receiver), RECORDS, receiver_id=1, stream_id=1, driver_log=cast("Any", None)
+        )
 
 
 def test_a_class_that_names_no_record_is_found_before_it_is_applied() -> None:
