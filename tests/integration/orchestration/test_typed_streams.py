@@ -52,6 +52,14 @@ def test_dagster_shows_the_columns_of_a_typed_stream() -> None:
     assert (shown["item"], shown["at"], shown["_id"]) == ("STRING", "ARRAY<TIMESTAMP>", "STRING")
 
 
+class Growing(Json):
+    """Records that bring their own columns, as those of a registry do."""
+
+    @property
+    def columns_grow(self) -> bool:
+        return True
+
+
 def begin(connection: sa.Connection, database_url: str) -> None:
     """Register the columns of the stream as its receiver does when it begins."""
     [placement] = placements(connection)
@@ -98,6 +106,7 @@ def test_a_column_may_be_added_and_neither_become_another_nor_go(
         apply(connection, [pipeline(Json(kept.replace(" NOT NULL", ""), raw=True))])
         begin(connection, database_url)
         apply(connection, [pipeline(Json(kept))])
+        apply(connection, [pipeline(Growing(columns=()))])
         apply(connection, [pipeline(None)])
         with pytest.raises(DeclarationError, match="price INT is price DOUBLE in the stream"):
             apply(connection, [pipeline(Json("price INT"))])
