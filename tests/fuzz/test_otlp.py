@@ -19,7 +19,7 @@ from tests.fuzz.http_bodies import MOST_BYTES, check_taken, limits, refused
 from tests.fuzz.target import fuzzed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay_contrib.opentelemetry.signals import Signal
 
@@ -40,7 +40,7 @@ _RECORD = {
 _IDS = {"traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b174"}
 
 
-def _request(*records: dict[str, object]) -> bytes:
+def _request(*records: Mapping[str, object]) -> bytes:
     scope = {"scope": {"name": "s", "version": "1"}, "logRecords": list(records)}
     resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "x"}}]}
     return json.dumps({"resourceLogs": [{"resource": resource, "scopeLogs": [scope], "schemaUrl": "u"}]}).encode()

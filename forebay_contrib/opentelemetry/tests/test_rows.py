@@ -31,10 +31,16 @@ _TIMES = st.sampled_from([0, 1, 1_767_225_600_123_456_789, 2**63 - 1])
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 
 
-def parsed(signal: Signal, body: bytes, kind: bytes = PROTOBUF, **limits: int) -> PushedRows:
-    return parse_rows(
-        signal, [(b"content-type", kind)], body, **{"most_bytes": 10**6, "most_bytes_in_all": 10**8, **limits}
-    )
+def parsed(
+    signal: Signal,
+    body: bytes,
+    kind: bytes = PROTOBUF,
+    *,
+    most_bytes: int = 10**6,
+    most_bytes_in_all: int = 10**8,
+) -> PushedRows:
+    headers = [(b"content-type", kind)]
+    return parse_rows(signal, headers, body, most_bytes=most_bytes, most_bytes_in_all=most_bytes_in_all)
 
 
 @st.composite
@@ -296,7 +302,7 @@ _ROWS = {
 
 
 def expected(signal: Signal, request: Any) -> list[dict[str, Any]]:  # noqa: ANN401  a request
-    found = []
+    found: list[dict[str, Any]] = []
     for of_resource in getattr(request, signal.fields[Level.REQUEST]):
         names = [as_text(one.value) for one in of_resource.resource.attributes if one.key == "service.name"]
         for of_scope in getattr(of_resource, signal.fields[Level.RESOURCE]):

@@ -26,7 +26,6 @@ from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
 from receiver_runtime.receivers.http.intake import Intake
-from receiver_runtime.receivers.http.requests.signatures import SignatureCheck
 from receiver_runtime.receivers.tcp import listening_socket, server_context
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.connections.accepting import AcceptedProtocol
     from receiver_runtime.receivers.http.declaration import Http
+    from receiver_runtime.receivers.http.requests.protocol import RequestCheck
     from receiver_runtime.receivers.http.requests.route import Route
     from receiver_runtime.sources.fields.secret import Secret
     from receiver_runtime.supervisor.receiver import Receiver
@@ -129,7 +129,7 @@ class HttpServer:
         try:
             tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
             verify = self._source.verify
-            signatures = None if verify is None else SignatureCheck(verify)
+            check = None if verify is None else verify.load_check()(verify)
             context = None if self._source.tls is None else server_context(self._source.tls)
             listener = listener or self.open_listener()
         except (OSError, SecretError) as error:
@@ -139,7 +139,7 @@ class HttpServer:
             return
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(self._serve(listener, context, tokens, signatures))
+                runner.run(self._serve(listener, context, tokens, check))
         except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             with self._lock:
                 stopping = self._stopping
@@ -166,7 +166,7 @@ class HttpServer:
         listener: socket.socket,
         context: ssl.SSLContext | None,
         tokens: list[tuple[str, str]],
-        signatures: SignatureCheck | None,
+        check: RequestCheck | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         wake = asyncio.Event()
@@ -183,7 +183,7 @@ class HttpServer:
             acknowledgement,
             self._buffering,
             tokens=tokens,
-            signatures=signatures,
+            check=check,
             is_paused=self._is_paused,
         )
         app = HttpApp(self._receiver, self._source, intake, self._routes)
