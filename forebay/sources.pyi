@@ -13,4 +13,5 @@ from receiver_runtime.receivers.http.declaration import Http as Http
 from receiver_runtime.receivers.kafka.declaration import Kafka as Kafka
 from receiver_runtime.receivers.sockets.raw_declaration import RawSocket as RawSocket
 from receiver_runtime.receivers.sockets.text_declaration import SocketText as SocketText
+from receiver_runtime.sources.fields.multiline import Multiline as Multiline
 from receiver_runtime.sources.fields.tcp import Tls as Tls

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_path.block import Block
     from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter, EncodedBlock
     from receiver_runtime.block_path.block_writer import BlockWriter
-    from receiver_runtime.block_path.dead_letter_path import DeadLetterPath
+    from receiver_runtime.block_path.dead_letters.dead_letter_path import DeadLetterPath
     from receiver_runtime.block_path.receiver_context import ReceiverContext
 
 # The hindrance "the disk takes no blocks".

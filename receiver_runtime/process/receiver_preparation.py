@@ -18,8 +18,6 @@ from tracker_store.connection.errors import SchemaConflictError
 from tracker_store.receivers.receivers import set_preferred_location
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from receiver_runtime.block_path.text_check import RowCheck
     from receiver_runtime.reporting.driver_log import DriverLog
     from receiver_runtime.sources.records.declared import Records
@@ -38,7 +36,7 @@ def prepare_receiver(
     """
     receiver = make_receiver(source)
     try:
-        rows = _rows(receiver.record_schema, source, records)
+        rows = _rows(receiver, source, records)
         columns = columns_of(rows.schema)
     except ValueError as error:
         raise SourceError(f"receiver {source.address}: {error}") from error
@@ -62,8 +60,8 @@ def prepare_receiver(
     return receiver, rows
 
 
-def _rows(schema: pa.Schema, source: Source, records: Records | None) -> RowCheck:
+def _rows(receiver: Receiver, source: Source, records: Records | None) -> RowCheck:
     """Return what rows of the receiver become. Raises ValueError, such as ColumnsError: blocks can't have them."""
     if records is None:
-        return TextCheck(schema)
-    return TypedRows(records, schema, source.record_column)
+        return TextCheck(receiver.record_schema)
+    return TypedRows(records, receiver.record_schema, source.record_column or receiver.record_column)

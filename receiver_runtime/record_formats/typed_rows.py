@@ -6,6 +6,7 @@ letter with the bytes that the source had, and the rows beside it are stored.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,13 +15,15 @@ import pyarrow as pa
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
-from receiver_runtime.record_formats.record_reader import RecordReader
+from receiver_runtime.record_formats.record_reader import Parsed, RecordReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.record_formats.record_reader import Parsed
     from receiver_runtime.sources.records.declared import Records
+
+
+_RECORD_TYPES = {"string", "binary", "large_string", "large_binary"}
 
 
 class TypedRows(RowCheck):
@@ -36,6 +39,8 @@ class TypedRows(RowCheck):
 
     def __init__(self, records: Records, source: pa.Schema, column: str) -> None:
         super().__init__(arrow_schema(records.block_columns(columns_of(source), column)))
+        if not _RECORD_TYPES & {str(kind := source.field(column).type)}:
+            raise ValueError(f"column {column!r} is {kind}: a record is text or bytes")
         reader = records.load_reader()(records)
         assert isinstance(reader, RecordReader)
         self.records = records
@@ -43,7 +48,7 @@ class TypedRows(RowCheck):
         self._source = source
         self._column = column
         self._text = TextCheck(source)
-        self._beside = [name for name in source.names if name != column or records.raw]
+        self._beside = list(records.beside(source.names, column))
 
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
         """Parse the rows; leave out those that do not fit, or whose other text is not UTF-8."""
@@ -52,7 +57,7 @@ class TypedRows(RowCheck):
         values = taken.column(self._column)
         if not pa.types.is_binary(values.type):
             values = values.cast(pa.binary())
-        parsed = self._reader.read(values)
+        parsed = self._read(values)
         if not parsed.faults:
             return CheckedRows(self._made(parsed, taken), checked.invalid, checked.letters)
         fits = np.ones(taken.num_rows, dtype=np.bool_)
@@ -69,6 +74,20 @@ class TypedRows(RowCheck):
         invalid = np.zeros(batch.num_rows, dtype=np.bool_)
         invalid[list(letters)] = True
         return CheckedRows(made, invalid, [letters[row] for row in sorted(letters)])
+
+    def _read(self, values: pa.BinaryArray) -> Parsed:
+        """Parse records. One that is null, such as Kafka's tombstone, is null in each column, also a required one."""
+        if not values.null_count:
+            return self._reader.read(values)
+        rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+        parsed = self._reader.read(values.take(pa.array(rows)))
+        faults = [replace(fault, row=int(rows[fault.row])) for fault in parsed.faults]
+        # Where each row is among those that fit, in the order of the rows that stay.
+        places = np.full(len(values), -1)
+        fitting = np.delete(rows, [fault.row for fault in parsed.faults])
+        places[fitting] = np.arange(len(fitting))
+        places = np.delete(places, [fault.row for fault in faults])
+        return Parsed(parsed.batch.take(pa.array(places, mask=places < 0)), faults)
 
     def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch:
         """Return records as rows of the receiver, with null in its other columns."""

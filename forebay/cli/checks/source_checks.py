@@ -64,9 +64,13 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
             yield Finding(name, Health.FAILED, found, f"Use some of {', '.join(registered(group))}, or install it.")
     if not source.columns:
         try:
-            source.load_fitting()
+            receiver = source.load_fitting()
         except SourceError as error:
             yield Finding(name, Health.FAILED, str(error), "Correct the class, or install its package.")
+        else:
+            if stream.records is not None and not getattr(receiver, "record_column", ""):
+                found = f"records=: {source.address} names no column to parse"
+                yield Finding(name, Health.FAILED, found, "Set its record_column, or leave out records=.")
     if stream.records is not None:
         yield check_records(name, stream.records.model_dump(mode="json"))
 

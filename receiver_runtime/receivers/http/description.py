@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from receiver_runtime.receivers.http.declaration import STREAM_PATH
 from receiver_runtime.receivers.http.record_schema import record_schema
 from receiver_runtime.receivers.http.requests.idempotency_key import key_header
+from receiver_runtime.sources.fields.hmac_signature import Hmac
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -225,7 +226,7 @@ def _refusals(source: Http, content: Json) -> Json:
 
 def _schemes(source: Http) -> Json:
     schemes: Json = {"token": {"type": "http", "scheme": "bearer"}} if source.tokens else {}
-    if source.verify is not None:
+    if isinstance(source.verify, Hmac):
         schemes["signature"] = {"type": "apiKey", "in": "header", "name": source.verify.header}
     return schemes
 

@@ -101,6 +101,8 @@ class DirectRequests:
             return None
         key_scope = intake.authorize(headers)
         if (signed := intake.signed(headers, b"")) is not None:
+            if signed.work_before(body) is not None:
+                return None
             signed.check(body)
         key = intake.key_of(headers) if has_key else None
         parsed = self._parsed(route, headers, body)

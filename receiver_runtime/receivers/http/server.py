@@ -26,7 +26,6 @@ from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
 from receiver_runtime.receivers.http.intake import Intake
-from receiver_runtime.receivers.http.requests.signatures import SignatureCheck
 from receiver_runtime.receivers.tcp import listening_socket, server_context
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.connections.accepting import AcceptedProtocol
     from receiver_runtime.receivers.http.declaration import Http
+    from receiver_runtime.receivers.http.requests.protocol import RequestCheck
     from receiver_runtime.receivers.http.requests.route import Route
     from receiver_runtime.sources.fields.secret import Secret
     from receiver_runtime.supervisor.receiver import Receiver
@@ -116,7 +116,7 @@ class HttpServer:
         try:
             tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
             verify = self._source.verify
-            signatures = None if verify is None else SignatureCheck(verify)
+            check = None if verify is None else verify.load_check()(verify)
             context = None if self._source.tls is None else server_context(self._source.tls)
             listener = listener or listening_socket(self._source.listen_address, backlog=_BACKLOG)
         except (OSError, SecretError) as error:
@@ -126,7 +126,7 @@ class HttpServer:
             return
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(self._serve(listener, context, tokens, signatures))
+                runner.run(self._serve(listener, context, tokens, check))
         except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             with self._lock:
                 stopping = self._stopping
@@ -153,7 +153,7 @@ class HttpServer:
         listener: socket.socket,
         context: ssl.SSLContext | None,
         tokens: list[tuple[str, str]],
-        signatures: SignatureCheck | None,
+        check: RequestCheck | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         wake = asyncio.Event()
@@ -170,7 +170,7 @@ class HttpServer:
             acknowledgement,
             self._buffering,
             tokens=tokens,
-            signatures=signatures,
+            check=check,
             is_paused=self._is_paused,
         )
         app = HttpApp(self._receiver, self._source, intake, self._routes)

@@ -37,7 +37,14 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize(
     ("page", "declared"),
     [
-        ("files.md", [{"logs": FollowedFiles}, {"orders": FileLines, "scans": WholeFiles}]),
+        (
+            "files.md",
+            [
+                {"logs": FollowedFiles},
+                {"orders": FileLines, "scans": WholeFiles},
+                {"traces": FollowedFiles, "events": FollowedFiles},
+            ],
+        ),
         ("kafka.md", [{"orders": Kafka}, {"clicks": Kafka}, {"payments": Kafka}]),
         ("mqtt", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
         ("nats", [{"orders": NatsJetStream}]),
@@ -81,8 +88,8 @@ def test_the_table_matches_the_fields(page: str, table: int, source: type[Source
     }
 
 
-def test_whole_files_have_the_same_fields_except_encoding() -> None:
-    assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"binary_lines", "encoding"}
+def test_whole_files_have_the_same_fields_except_those_of_lines() -> None:
+    assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"binary_lines", "encoding", "multiline"}
     assert WholeFiles.model_fields["max_record_bytes"].default == 16 * 2**20
 
 

@@ -13,8 +13,12 @@ import pytest
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.requests.records import Plain
+from receiver_runtime.receivers.http.routes import routes_of
 from receiver_runtime.sources.fields.hmac_signature import Hmac
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, listening
+from tests.unit.receiver_runtime.receivers.http.test_direct import Connection, request
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 
@@ -83,10 +87,13 @@ def test_requests_are_taken_if_they_are_signed_and_counted_if_not(tmp_path: Path
 
 def test_a_signed_request_needs_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HttpApp, "take", None)
-    body = b'{"id": "evt_1"}'
-    with listening(tmp_path, verify=_SIGNED, key_from="body:/id") as made:
-        assert made.post(body, signed(body)).json() == {"records": 1, "duplicates": 0}
-        assert made.post(body, signed(body)).json() == {"records": 0, "duplicates": 1}
+    with listening(tmp_path, verify=_SIGNED, key_from="body:/id") as made, Connection(made) as connection:
+        for body, more in ((b'{"id": "evt_1"}', JSON), (b'{"id": "evt_2"}\n' * 20, LINES)):
+            head = "".join(f"{name}: {value}\r\n" for name, value in signed(body, more).items()).encode()
+            for _ in range(2):
+                # In one write: a head that comes alone is the application's.
+                assert connection.ask(request(body, head)).startswith(b"HTTP/1.1 200 ")
+        assert [row["id"] for row in made.rows()] == ["evt_1"] + [None] * 40
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 2_000_000])
@@ -143,6 +150,17 @@ def test_a_key_in_the_body_makes_retries_one_record(tmp_path: Path) -> None:
         assert [row["id"] for row in made.rows()] == ["evt_1", "evt_2", None, None]
         answer = made.post(body, path="/v1/orders?ack=buffered")
         assert (answer.status, answer.json()["detail"][:8]) == (400, "body:/id")
+
+
+def test_lines_that_are_cut_at_once_have_the_key_that_a_parser_finds() -> None:
+    source = Http(listen="127.0.0.1:0", body="lines", key_from="body:/id")
+    route = routes_of(source)[-1]
+    body = b'{\n"id": "evt_1"%s\n}' % b"".join(b',\n"m%d": 1' % number for number in range(1000))
+    parsed = route.parse([], body, source, UNLIMITED)
+    assert isinstance(parsed, Plain)
+    assert (len(parsed.bodies), parsed.key) == (1003, "evt_1")
+    at_once = None if route.parse_at_once is None else route.parse_at_once([], body, source)
+    assert at_once is None or at_once.key == "evt_1"
 
 
 @pytest.mark.parametrize(("secret", "said"), [("no base64!", "is no base64"), ("\n \n", "there is no secret")])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_path.dead_letter_budget import MOST_LETTERS
+from receiver_runtime.block_path.dead_letters.dead_letter_budget import MOST_LETTERS
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.record_formats.typed_rows import TypedRows

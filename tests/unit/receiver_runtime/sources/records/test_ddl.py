@@ -60,6 +60,7 @@ def test_a_fault_is_named(ddl: str, said: str) -> None:
 def test_people_see_the_types_that_they_declared() -> None:
     ddl = (
         "a BIGINT, b STRING, c TIMESTAMP, d TIMESTAMP_NTZ, e DECIMAL(5, 0), f ARRAY<STRUCT<string: INT, x: DATE>>, "
-        "g MAP<STRING, TINYINT>, h FLOAT, i SMALLINT, j BINARY, k BOOLEAN, l DOUBLE"
+        "g MAP<STRING, TINYINT>, h FLOAT, i SMALLINT, j BINARY, k BOOLEAN, l DOUBLE, "
+        "m STRUCT<int64: BIGINT, list: STRUCT<x: DATE>>, n MAP<STRING, ARRAY<DOUBLE>>"
     )
     assert ", ".join(f"{name} {type_name(kind)}" for name, kind in parse_ddl(ddl).columns) == ddl
