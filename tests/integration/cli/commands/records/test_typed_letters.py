@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.testing.receiver_processes import eventually
 from tests.integration.receiver_runtime.typed_rig import Orders
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ def orders(database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def _letter(orders: Orders) -> int:
     [(number,)] = orders.execute("SELECT id FROM forebay.dead_letters")
     return int(number)
+
+
+def test_tap_shows_the_columns(orders: Orders) -> None:
+    eventually(lambda: orders.records() == 1, "the record")
+    done = CliRunner().invoke(app, ["tap", "lines", "--no-follow"])
+    assert done.exit_code == 0, done.output
+    [record] = map(json.loads, done.stdout.splitlines())
+    assert (record["item"], record["pieces"], record["_path"]) == ("tea", 2, "/v1/lines")
+    assert "body" not in record
 
 
 def test_a_letter_says_why_it_does_not_fit_and_that_it_fits_by_now(orders: Orders) -> None:
