@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay_contrib.schema_records.avro_schema import Type
-from forebay_contrib.schema_records.cursor import BAD_LENGTH, SingleRecord, WrongRecordError, bytes_array, joined
+from forebay_contrib.schema_records.cursor import (
+    BAD_LENGTH,
+    NO_UTF8,
+    SingleRecord,
+    WrongRecordError,
+    bytes_array,
+    joined,
+)
 from receiver_runtime.block_store.frames.columns import arrow_type
 
 if TYPE_CHECKING:
@@ -33,7 +40,6 @@ _INT = 2**31
 # Items of a block that are read by steps.
 _MOST_STEPS = 64
 # What is wrong with a record.
-NO_UTF8 = "a string is not UTF-8"
 _NO_BOOLEAN = "a boolean is a byte that is neither 0 nor 1"
 _NO_DECIMAL = "a decimal has no bytes, or more than 16"
 _LATE = "a time is out of range"

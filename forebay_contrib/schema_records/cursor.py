@@ -38,6 +38,7 @@ _ENDS_AT = 0x80
 #: What is wrong with a record.
 TOO_SHORT = "it ends within a value"
 LONG_VARINT = "a varint is longer than 64 bits"
+NO_UTF8 = "a string is not UTF-8"
 BAD_LENGTH = "a length is larger than what is left of the record, or negative"
 
 

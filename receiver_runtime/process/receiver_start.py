@@ -112,7 +112,11 @@ class ReceiverStart:
         with self._unwatched():
             # The receiver's own code may take long here, and the receiver holds no data yet.
             receiver, rows = prepare_receiver(
-                source, records, receiver_id=self._receiver_id, driver_log=self._driver_log
+                source,
+                records,
+                receiver_id=self._receiver_id,
+                stream_id=spec.stream_id,
+                driver_log=self._driver_log,
             )
         source_rule = receiver.source_rule or source.source_rule
         if self._assignment != spec.assignment:

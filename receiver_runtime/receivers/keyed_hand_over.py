@@ -40,6 +40,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -359,7 +360,8 @@ class _BlocksInFlight:
         for block in self._blocks:
             if not block.rows or block.future is not None:
                 continue
-            checked = self._path.rows.check(block.joined())
+            rows = block.joined()
+            checked = self._path.until_read(partial(self._path.rows.check, rows))
             if checked.invalid is not None:
                 before = set(block.keys)
                 letters = block.leave_out_invalid(checked)

@@ -16,10 +16,12 @@ from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.record_formats.record_reader import Parsed, RecordReader
+from tracker_store.connection.errors import SchemaConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.sources.records.declared import Records
 
 
@@ -37,26 +39,48 @@ class TypedRows(RowCheck):
     Raises ValueError: blocks can't have these columns.
     """
 
+    records: Records
+
     def __init__(self, records: Records, source: pa.Schema, column: str) -> None:
-        super().__init__(arrow_schema(records.block_columns(columns_of(source), column)))
+        self.records = records
+        self._source = source
+        self._column = column
+        super().__init__(self._schema(records.columns))
         if not _RECORD_TYPES & {str(kind := source.field(column).type)}:
             raise ValueError(f"column {column!r} is {kind}: a record is text or bytes")
         reader = records.load_reader()(records)
         assert isinstance(reader, RecordReader)
-        self.records = records
         self._reader = reader
-        self._source = source
-        self._column = column
         self._text = TextCheck(source)
         self._beside = list(records.beside(source.names, column))
+
+    def grow(self, known: Columns, register: Callable[[Columns], None]) -> None:
+        """Give the reader of records that bring columns what the stream has, and how it gets more.
+
+        Args:
+            known: the columns of the stream's blocks until now.
+            register: makes columns of blocks the stream's. Raises SchemaConflictError.
+        """
+
+        def register_parsed(columns: Columns) -> None:
+            schema = self._schema(columns)
+            try:
+                register(columns_of(schema))
+            except SchemaConflictError as error:
+                raise ValueError(str(error)) from error
+
+        beside = set(self.records.beside(self._source.names, self._column).values())
+        self._reader.grow({name.lower(): kind for name, kind in known if name not in beside}, register_parsed)
+
+    def is_ready(self, batch: pa.RecordBatch) -> bool:
+        """Return whether the records of a batch can be read without another system."""
+        return self._reader.is_ready(self._values(batch))
 
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
         """Parse the rows; leave out those that do not fit, or whose other text is not UTF-8."""
         checked = self._text.check(batch)
         taken = checked.batch
-        values = taken.column(self._column)
-        if not pa.types.is_binary(values.type):
-            values = values.cast(pa.binary())
+        values = self._values(taken)
         parsed = self._read(values)
         if not parsed.faults:
             return CheckedRows(self._made(parsed, taken), checked.invalid, checked.letters)
@@ -104,5 +128,25 @@ class TypedRows(RowCheck):
         return pa.RecordBatch.from_arrays(columns, schema=self._source)
 
     def _made(self, parsed: Parsed, rows: pa.RecordBatch) -> pa.RecordBatch:
-        beside = [rows.column(name) for name in self._beside]
-        return pa.RecordBatch.from_arrays([*parsed.batch.columns, *beside], schema=self.schema)
+        """Return rows of a block."""
+        columns = parsed.batch.num_columns
+        schema = self.schema
+        if len(schema) != columns + len(self._beside):
+            schema = self._schema(columns_of(parsed.batch.schema))
+            # Of two threads, the one whose batch has more columns decides.
+            if len(schema) > len(self.schema):
+                self.schema = schema
+        return pa.RecordBatch.from_arrays(
+            [*parsed.batch.columns, *(rows.column(name) for name in self._beside)], schema=schema
+        )
+
+    def _schema(self, columns: Columns) -> pa.Schema:
+        """Return the schema of blocks with these parsed columns. Raises ValueError."""
+        assert self.records is not None
+        records = self.records.model_copy(update={"columns": tuple(columns)})
+        return arrow_schema(records.block_columns(columns_of(self._source), self._column))
+
+    def _values(self, rows: pa.RecordBatch) -> pa.BinaryArray:
+        """Return the records as bytes."""
+        values = rows.column(self._column)
+        return values if pa.types.is_binary(values.type) else values.cast(pa.binary())

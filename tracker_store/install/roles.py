@@ -75,7 +75,8 @@ ROLES: Mapping[str, Role] = {
             "wanted_batch_drivers",
         ),
         {
-            **_read("block_stores", "blocks", "hand_overs", "log_segments", "receivers", "streams", "alembic_version"),
+            **_read("block_stores", "blocks", "hand_overs", "log_segments", "receivers", "streams", "stream_schemas"),
+            **_read("alembic_version"),
             "dead_letters": ("SELECT", "INSERT"),
             # Not `login`: its default is the session's own.
             "processes": ("SELECT", "INSERT (kind, name, host, pid, slots, draining)"),

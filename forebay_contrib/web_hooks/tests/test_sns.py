@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.sources.source_registry import parse_source
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
+from tests.unit.receiver_runtime.support import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -296,6 +298,13 @@ def test_a_subscription_is_confirmed_once() -> None:
     assert amazon.asked == [_CERTIFICATE, _ADDRESS]
     checked(check, signed({**_SUBSCRIPTION, "Type": "UnsubscribeConfirmation", "MessageId": "2"}))
     assert amazon.asked == [_CERTIFICATE, _ADDRESS]
+    # Two that came before the first one was confirmed.
+    body = json.dumps(signed({**_SUBSCRIPTION, "MessageId": "3"})).encode()
+    works = [check.begin(_HEADERS, b"").work_before(body) for _ in range(2)]
+    for work in works:
+        assert work is not None
+        work()
+    assert amazon.asked == [_CERTIFICATE, _ADDRESS, _ADDRESS]
 
 
 def test_a_subscription_that_is_not_signed_is_not_confirmed() -> None:
@@ -363,6 +372,35 @@ def test_a_server_takes_sns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert (answer.status, answer.headers["retry-after"]) == (503, "5")
         assert one.bodies() == [body, large]
     assert {name.rpartition("_")[0] for name in threads} == {"http check"}
+
+
+def test_few_requests_wait_for_amazon_and_a_refused_one_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amazon = Amazon()
+    may_answer = threading.Event()
+
+    def fetch(url: str) -> bytes:
+        found = amazon.fetch(url)
+        assert may_answer.wait(30)
+        return found
+
+    monkeypatch.setattr(SnsCheck.__init__, "__kwdefaults__", {"clock": _NOW.timestamp, "fetch": fetch})
+    monkeypatch.setattr("receiver_runtime.receivers.http.body_reader._MOST_TO_CHECK", 1)
+    sent = {"Content-Type": "text/plain", "x-amz-sns-message-type": "Notification"}
+    room: dict[str, Any] = {"max_body_bytes": "8KiB", "max_record_bytes": "8KiB", "max_waiting_bytes": "8KiB"}
+    body = json.dumps(signed(_NOTIFICATION)).encode()
+    with listening(tmp_path, verify=Sns(topics=_TOPIC), **room) as one, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(one.post, body, sent)
+        eventually(lambda: bool(amazon.asked), "the first one is being checked")
+        answer = one.post(body, sent)
+        assert (answer.status, "1 others wait to be checked" in answer.json()["detail"]) == (503, True)
+        may_answer.set()
+        assert first.result(30).status == 200
+        large = json.dumps(signed({**_NOTIFICATION, "TopicArn": f"{_TOPIC}2", "Message": "x" * 3000})).encode()
+        assert [one.post(large, sent).status for _ in range(5)] == [401] * 5
+        assert one.post(body, sent).status == 200
+        assert one.bodies() == [body] * 2
 
 
 def test_it_is_stored_as_itself_and_names_what_a_host_must_have() -> None:

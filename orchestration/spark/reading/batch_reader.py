@@ -102,6 +102,11 @@ def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[
 
 def declared_columns(source: Source, stream: str, records: Records | None) -> Sequence[tuple[str, str]]:
     """Return a stream's columns before any receiver has started, without the driver log. Raises SourceError."""
+    if records is not None and not records.columns:
+        raise SourceError(
+            f"stream {stream!r}: its records bring their columns, and no receiver has begun yet: start it, or declare "
+            "the schema too"
+        )
     if source.columns:
         return _columns_of_kind(source, records)
     try:

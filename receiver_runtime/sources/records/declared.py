@@ -46,9 +46,14 @@ class Records(BaseModel):
             before = seen.setdefault(name.lower(), name)
             if before != name or [one for one, _ in self.columns].count(name) > 1:
                 raise ValueError(f"the columns {before!r} and {name!r} have one name in Spark: rename one")
-        if not seen:
+        if not seen and not self.columns_grow:
             raise ValueError("there is no column: declare at least one")
         return self
+
+    @property
+    def columns_grow(self) -> bool:
+        """Return whether records bring columns of their own, beside the declared ones, if there are any."""
+        return False
 
     def load_reader(self) -> type:
         """Import the class of its reader, and return it."""
