@@ -34,10 +34,8 @@ class Otlp(Source):
 
     #: The name of the signal, as its path has it.
     signal: ClassVar[str]
+    no_record: ClassVar[str] = "its records have columns already. Leave out records="
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
-    no_record: ClassVar[str] = (
-        "OpenTelemetry says what its columns are. Leave out records=, and take them in the output"
-    )
     needs_extra: ClassVar[str | None] = "otlp"
 
     listen: str
