@@ -15,10 +15,14 @@ from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.record_formats.record_reader import RecordReader
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from receiver_runtime.record_formats.record_reader import Parsed
     from receiver_runtime.sources.records.declared import Records
+
+# A reason may name a value, which may be as long as a record.
+_WHY_LETTERS = 300
 
 
 class TypedRows(RowCheck):
@@ -39,7 +43,7 @@ class TypedRows(RowCheck):
         self._reader = reader
         self._column = column
         self._text = TextCheck(source)
-        self._beside = [name for name in source.names if name != column or records.raw]
+        self._beside = list(records.beside(source.names, column))
 
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
         """Parse the rows; leave out those that do not fit, or whose other text is not UTF-8."""
@@ -57,7 +61,9 @@ class TypedRows(RowCheck):
         # Of the rows that were given; each letter is that of the next row that is left out.
         rows = np.arange(batch.num_rows) if checked.invalid is None else np.flatnonzero(~checked.invalid)
         letters = {
-            int(rows[fault.row]): DeadLetter(fault.reason, values[fault.row].as_py() or b"", why=fault.why)
+            int(rows[fault.row]): DeadLetter(
+                fault.reason, values[fault.row].as_py() or b"", why=shortened(fault.why, _WHY_LETTERS)
+            )
             for fault in parsed.faults
         }
         if checked.invalid is not None:

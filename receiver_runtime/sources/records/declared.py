@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 #: A column beside the parsed ones: the record as it came, and under ``_NAME`` each other column of the source.
 RAW = "_raw"
@@ -24,6 +24,7 @@ class Records(BaseModel):
     Args:
         columns: (name, Arrow type in text) of what is parsed, in order.
         required: the names of columns that no record may lack.
+        keep: the names of the source's other columns that are kept; None: all.
         raw: keep each record as it came, in the column ``_raw``.
     """
 
@@ -35,15 +36,16 @@ class Records(BaseModel):
     kind: str
     columns: tuple[tuple[str, str], ...]
     required: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = None
     raw: bool = False
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         seen: dict[str, str] = {}
         for name, _ in self.columns:
-            before = seen.setdefault(name.lower(), name)
-            if before != name or [one for one, _ in self.columns].count(name) > 1:
-                raise ValueError(f"the columns {before!r} and {name!r} have one name in Spark: rename one")
+            if name.lower() in seen:
+                raise ValueError(f"the columns {seen[name.lower()]!r} and {name!r} have one name in Spark: rename one")
+            seen[name.lower()] = name
         if not seen:
             raise ValueError("there is no column: declare at least one")
         return self
@@ -62,11 +64,29 @@ class Records(BaseModel):
             record: the one of them that holds the record.
 
         Raises:
-            ValueError: a parsed column has the name of another one.
+            ValueError: a parsed column has the name of another one, or one that is to be kept is none.
         """
-        others = [(RAW if name == record else f"_{name}", kind) for name, kind in source if name != record or self.raw]
+        kinds = dict(source)
+        beside = self.beside(kinds, record)
         taken = {name.lower() for name, _ in self.columns}
-        for name, _ in others:
+        for name in beside.values():
             if name.lower() in taken:
                 raise ValueError(f"the column {name!r} is there for each record of this source: rename yours")
-        return (*self.columns, *others)
+        return (*self.columns, *((name, kinds[of]) for of, name in beside.items()))
+
+    def beside(self, source: Iterable[str], record: str) -> Mapping[str, str]:
+        """Return the columns of a source that blocks have beside the parsed ones, each with its name there.
+
+        Raises:
+            ValueError: ``keep`` names a column that the source has not.
+        """
+        names = {name: RAW if name == record else f"_{name}" for name in source}
+        others = {of: name for of, name in names.items() if of != record}
+        if unknown := [name for name in self.keep or () if name not in others.values()]:
+            raise ValueError(
+                f"keep: there is no column {', '.join(map(repr, unknown))} beside the record: this source has "
+                f"{', '.join(others.values()) or 'none'}{'; raw=True keeps the record' if RAW in unknown else ''}"
+            )
+        if self.keep is not None:
+            others = {of: name for of, name in others.items() if name in self.keep}
+        return {of: name for of, name in names.items() if of in others or (of == record and self.raw)}

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from receiver_runtime.sources.records.ddl import parse_ddl
 from receiver_runtime.sources.records.declared import Records
+
+Coercion = Literal["assume_utc", "booleans", "empty_as_null", "epoch_ms", "epoch_s", "epoch_us", "numbers", "text"]
+_MAP_KEY = re.compile(r"map<([^,]*),")
+_EPOCHS = frozenset({"epoch_s", "epoch_ms", "epoch_us"})
+
+
+def _listed(names: object) -> object:
+    """Return several names where one is given, or a set."""
+    if isinstance(names, str):
+        return [names]
+    return sorted(names, key=str) if isinstance(names, (set, frozenset)) else names
+
+
+def _in_order(names: tuple[Coercion, ...]) -> tuple[Coercion, ...]:
+    """Return each name once, so that one choice is one declaration."""
+    return tuple(sorted(set(names)))
 
 
 class Json(Records):
@@ -19,12 +36,15 @@ class Json(Records):
 
     Args:
         schema: the columns in Spark's DDL, as ``"item STRING, pieces BIGINT NOT NULL, at TIMESTAMP"``.
+        coerce: names of what is near enough, of those that docs/how-to/typed-streams.md describes.
+        keep: which of the source's other columns are kept, such as ``["_received_at"]``; by default all.
         raw: also keep each record as it came, in the column ``_raw``.
     """
 
     reader_class: ClassVar[str] = "receiver_runtime.record_formats.json_reader:JsonReader"
 
     kind: Literal["json"] = "json"
+    coerce: Annotated[tuple[Coercion, ...], BeforeValidator(_listed), AfterValidator(_in_order)] = ()
 
     def __init__(self, schema: str | None = None, /, **fields: Any) -> None:  # noqa: ANN401  a model's fields
         """Take the columns from DDL, or, stored before, as ``columns`` and ``required``. Raises ValueError."""
@@ -34,9 +54,11 @@ class Json(Records):
         super().__init__(**fields)
 
     @model_validator(mode="after")
-    def _check_types(self) -> Self:
+    def _check(self) -> Self:
         for name, kind in self.columns:
-            for other in ("map<", "binary"):
-                if other in kind:
-                    raise ValueError(f"column {name!r}: JSON has no values of {kind}: use STRUCT, or STRING")
+            keys = {key for key in _MAP_KEY.findall(kind) if key != "string"}
+            if keys:
+                raise ValueError(f"column {name!r}: names in JSON are text: use MAP<STRING, …>, not {kind}")
+        if len(units := _EPOCHS.intersection(self.coerce)) > 1:
+            raise ValueError(f"coerce: {', '.join(sorted(units))}: a number is one of these: name one")
         return self
