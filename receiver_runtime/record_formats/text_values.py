@@ -1,7 +1,7 @@
 """Turn columns of text into columns of times, dates and other types, in bulk, and say which rows are none.
 
-Every kind of records whose values are text shares this. Arrow's casts decide: a time of a type with a zone must have
-its own, and one without must not.
+Every kind of records whose values are text shares this. Arrow's casts decide, where they are exact (`exact_cast`): a
+time of a type with a zone must have its own, and one without must not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from receiver_runtime.record_formats.exact_cast import exact_cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +26,7 @@ _TIME = r"^\s*[+-]?\d{4,}-\d\d-\d\d([T ].*)?$"
 def typed(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
     """Return a column as another type, with null in each row whose value is none of it, and why for each such row."""
     try:
-        return column.cast(kind), {}
+        return exact_cast(column, kind), {}
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         faults: dict[int, str] = {}
     if pa.types.is_string(column.type) and pa.types.is_temporal(kind):
@@ -35,7 +37,7 @@ def typed(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, dict[int, str]
         column = _without(column, rows)
     found = dict(_faulty_rows(column, kind))
     faults |= found
-    return _without(column, np.array(sorted(found), np.int64)).cast(kind), faults
+    return exact_cast(_without(column, np.array(sorted(found), np.int64)), kind), faults
 
 
 def _without(column: pa.Array, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
@@ -55,7 +57,7 @@ def _faulty_rows(column: pa.Array, kind: pa.DataType) -> Iterator[tuple[int, str
         # A copy of the rows: the cast of a slice looks at the inner values of the whole column.
         piece = column.take(pa.array(np.arange(first, first + count)))
         try:
-            piece.cast(kind)
+            exact_cast(piece, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if count == 1:
                 # Arrow goes on with how to program it.
