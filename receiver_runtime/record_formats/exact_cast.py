@@ -1,6 +1,6 @@
 """Turn a column into one of another type, by Arrow's casts where they are exact, and where Arrow has none.
 
-Bytes are base64, maps are lists of entries, a decimal is one without an exponent, and times are those that Spark and
+Bytes are base64, maps are lists of entries, and times are those that Spark and
 Python have. A value is exactly what its text says, or the cast fails; Arrow alone makes other numbers of some decimals,
 and crashes at others.
 """
@@ -12,8 +12,11 @@ from base64 import b64decode
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Arrow crashes at negative exponents, and makes other numbers of those that need more bits than it has.
-_DECIMAL = r"^[+-]?(\d{1,38}(\.\d{0,38})?|\.\d{1,38})$"
+#: Texts that are decimals. Arrow crashes at negative exponents, and makes other numbers of what needs more bits than it
+#: has: with so many digits, a number with 38 digits after its point needs at most 256 bits.
+DECIMAL = r"^[+-]?(?:\d{1,38}(?:\.\d{0,38})?|\.\d{1,38}|(?:\d{1,29}(?:\.\d{0,38})?|\.\d{1,38})[eE][+-]?\d)$"
+#: Wider than texts that are base64.
+BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)?$"
 _ANY_DECIMAL = pa.decimal256(76, 38)
 _SECONDS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_SECONDS = 86_400
@@ -43,8 +46,8 @@ def _single(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_binary(kind) and pa.types.is_string(column.type):
         return _from_base64(column)
     if pa.types.is_decimal(kind) and pa.types.is_string(column.type):
-        if pc.all(pc.match_substring_regex(column, _DECIMAL)).as_py() is False:
-            raise pa.ArrowInvalid("it is no decimal without an exponent, or has more than 38 digits")
+        if pc.all(pc.match_substring_regex(column, DECIMAL)).as_py() is False:
+            raise pa.ArrowInvalid("it is no decimal, or has too many digits")
         return column.cast(_ANY_DECIMAL).cast(kind)
     made = column.cast(kind)
     _check_years(made)

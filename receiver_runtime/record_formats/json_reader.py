@@ -125,7 +125,7 @@ class JsonReader(RecordReader):
                 faults |= dict.fromkeys(
                     np.flatnonzero(lacking).tolist(), f"it is missing or null - at `$.{field.name}`"
                 )
-            faults |= dict.fromkeys(_no_numbers(column).tolist(), f"no number, or too large - at `$.{field.name}`")
+            faults |= dict.fromkeys(_no_numbers(column).tolist(), f"Number out of range - at `$.{field.name}`")
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         if not faults:

@@ -15,8 +15,26 @@ from receiver_runtime.record_formats.text_values import typed
 from tests.support.searches import examples
 
 _types = st.tuples(st.integers(1, 38), st.integers(0, 38)).filter(lambda drawn: drawn[1] <= drawn[0])
-_decimals = st.from_regex(r"[+-]?[0-9]{1,38}(\.[0-9]{0,38})?", fullmatch=True) | st.sampled_from(
-    ["", ".", "1e-999999999", "1e-41", "1e36", "340282366920938463463374607431768211457", "1_0", "٣", " 1", "nan", ".5"]
+WHOLE = re.compile(r"[+-]?([0-9]{1,38}(\.[0-9]{0,38})?|\.[0-9]{1,38})")
+WITH_EXPONENT = re.compile(r"[+-]?([0-9]{1,29}(\.[0-9]{0,38})?|\.[0-9]{1,38})[eE][+-]?[0-9]")
+_decimals = (
+    st.from_regex(WHOLE, fullmatch=True)
+    | st.from_regex(WITH_EXPONENT, fullmatch=True)
+    | st.sampled_from(
+        [
+            "",
+            ".",
+            "1e-999999999",
+            "1e-41",
+            "1e36",
+            "340282366920938463463374607431768211457",
+            "1_0",
+            "٣",
+            " 1",
+            "nan",
+            ".5",
+        ]
+    )
 )
 
 
@@ -27,7 +45,7 @@ def test_a_decimal_is_exact_or_a_fault(texts: list[str], kind: tuple[int, int]) 
     made, faults = typed(pa.array(texts), pa.decimal128(*kind))
     for row, text in enumerate(texts):
         expected = None
-        if re.fullmatch(r"[+-]?([0-9]{1,38}(\.[0-9]{0,38})?|\.[0-9]{1,38})", text):
+        if WHOLE.fullmatch(text) or WITH_EXPONENT.fullmatch(text):
             with localcontext(prec=200):
                 expected = Decimal(text).quantize(Decimal((0, (1,), -kind[1])))
             if expected != Decimal(text) or len(expected.as_tuple().digits) > kind[0]:
@@ -70,7 +88,6 @@ def test_times_are_of_the_years_that_readers_have(
 ) -> None:
     made, faults = typed(pa.array([first, before, last, after]), kind)
     assert sorted(faults) == ([1] if after is None else [1, 3])
-    assert "years 1 to 9999" in faults[1]
     assert made.null_count == 2
     # A reader of Python has no such times.
     assert len(made.to_pylist()) == 4
