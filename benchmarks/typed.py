@@ -60,7 +60,8 @@ class _Receiver:
         return float(times.user + times.system)
 
     def _records(self) -> int:
-        return int(self.server.execute("SELECT coalesce(max(total_records), 0) FROM forebay.blocks")[0][0])
+        [(records,)] = self.server.execute("SELECT coalesce(max(total_records), 0) FROM forebay.blocks")
+        return int(str(records))
 
 
 def _receiving(report: Report, directory: Path, rounds: int, seconds: float) -> None:
