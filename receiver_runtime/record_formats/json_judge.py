@@ -64,10 +64,9 @@ def may_crash(text: bytes) -> bool:
 class Judge:
     """See the module."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._decoder = msgspec.json.Decoder(
-            _struct("Record", [(field.name, read_type(field.type)) for field in schema])
-        )
+    def __init__(self, schema: pa.Schema, *, closed: bool) -> None:
+        fields = [(field.name, read_type(field.type)) for field in schema]
+        self._decoder = msgspec.json.Decoder(_struct("Record", fields, closed=closed))
         self._decimals = [(f"f{number}", field) for number, field in enumerate(schema) if has_decimals(field.type)]
 
     def fault_of(self, row: int, record: bytes) -> Fault | None:
@@ -136,13 +135,14 @@ def _does_not_fit(value: Decimal, kind: pa.Decimal128Type) -> bool:
     return bool(text) and (-exponent > kind.scale or len(digits_without_zeros) + exponent > kind.precision - kind.scale)
 
 
-def _struct(name: str, fields: Sequence[tuple[str, pa.DataType]]) -> type[msgspec.Struct]:
+def _struct(name: str, fields: Sequence[tuple[str, pa.DataType]], *, closed: bool) -> type[msgspec.Struct]:
     """Return a type whose attributes are the fields, under any name that JSON can have."""
-    made = [(f"f{number}", _judged_as(kind) | None, None) for number, (_, kind) in enumerate(fields)]
-    return msgspec.defstruct(name, made, rename={f"f{n}": field for n, (field, _) in enumerate(fields)}, gc=False)
+    made = [(f"f{number}", _judged_as(kind, closed=closed) | None, None) for number, (_, kind) in enumerate(fields)]
+    names = {f"f{number}": field for number, (field, _) in enumerate(fields)}
+    return msgspec.defstruct(name, made, rename=names, gc=False, forbid_unknown_fields=closed)
 
 
-def _judged_as(kind: pa.DataType) -> Any:  # noqa: ANN401  a type
+def _judged_as(kind: pa.DataType, *, closed: bool) -> Any:  # noqa: ANN401  a type
     for is_it, judged in _JUDGED_AS.items():
         if is_it(kind):
             return judged
@@ -150,7 +150,7 @@ def _judged_as(kind: pa.DataType) -> Any:  # noqa: ANN401  a type
         most = 2 ** (kind.bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-most, le=most - 1)]
     if pa.types.is_list(kind):
-        return list[_judged_as(kind.value_type) | None]  # type: ignore[misc]
+        return list[_judged_as(kind.value_type, closed=closed) | None]  # type: ignore[misc]
     if pa.types.is_struct(kind):
-        return _struct("Struct", [(field.name, field.type) for field in kind])
+        return _struct("Struct", [(field.name, field.type) for field in kind], closed=closed)
     return str

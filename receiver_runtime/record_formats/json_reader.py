@@ -21,7 +21,7 @@ from receiver_runtime.record_formats.json_judge import Judge, has_decimals, may_
 from receiver_runtime.record_formats.json_rewriting import NotWrittenError, Rewriter, has_maps
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.record_formats.text_values import typed
-from receiver_runtime.sources.records.json_records import Json
+from receiver_runtime.sources.records.json_records import JsonObjects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +45,13 @@ class JsonReader(RecordReader):
         super().__init__(records)
         self.schema = arrow_schema(records.columns)
         self._read_as = pa.schema([(field.name, read_type(field.type)) for field in self.schema])
-        self._options = pj.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior="ignore")
-        self._judge = Judge(self.schema)
+        closed = isinstance(records, JsonObjects) and records.closed
+        coerce = records.coerce if isinstance(records, JsonObjects) else ()
+        others = "error" if closed else "ignore"
+        self._options = pj.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior=others)
+        self._judge = Judge(self.schema, closed=closed)
         self._has_decimals = any(has_decimals(field.type) for field in self.schema)
         self._has_maps = any(has_maps(field.type) for field in self.schema)
-        coerce = records.coerce if isinstance(records, Json) else ()
         self._rewriter = Rewriter(self.schema, coerce) if self._has_maps or coerce else None
 
     def read(self, values: pa.BinaryArray) -> Parsed:

@@ -127,8 +127,9 @@ def _members_writer(fields: Iterable[pa.Field], coerce: Collection[str], place: 
             return _plain(value)
         parts = []
         for name, member in value.pairs:
-            if (found := writers.get(name)) is not None:
-                parts.append(found[0] + found[1](member))
+            found = writers.get(name)
+            # The strict reader may refuse members without a column, so it sees their names.
+            parts.append(f"{json.dumps(name)}:null" if found is None else found[0] + found[1](member))
         return f"{{{','.join(parts)}}}"
 
     return write

@@ -32,6 +32,8 @@ class Records(BaseModel):
 
     #: Its reader, as ``module:Class``; loaded when a receiver is made.
     reader_class: ClassVar[str] = ""
+    #: Whether each record is a JSON object, so that a JSON schema can describe it.
+    is_json: ClassVar[bool] = False
 
     kind: str
     columns: tuple[tuple[str, str], ...]
@@ -46,9 +48,14 @@ class Records(BaseModel):
             if name.lower() in seen:
                 raise ValueError(f"the columns {seen[name.lower()]!r} and {name!r} have one name in Spark: rename one")
             seen[name.lower()] = name
-        if not seen:
+        if not seen and not self.columns_grow:
             raise ValueError("there is no column: declare at least one")
         return self
+
+    @property
+    def columns_grow(self) -> bool:
+        """Return whether records bring columns of their own, beside the declared ones, if there are any."""
+        return False
 
     def load_reader(self) -> type:
         """Import the class of its reader, and return it."""
@@ -60,13 +67,18 @@ class Records(BaseModel):
         """Return the columns of blocks: what is parsed, the record as it came if it is kept, and the source's others.
 
         Args:
-            source: the columns of the source.
+            source: the columns of the source; none if only the receiver's class knows them.
             record: the one of them that holds the record.
 
         Raises:
-            ValueError: a parsed column has the name of another one, or one that is to be kept is none.
+            ValueError: a parsed column has the name of another one, one that is to be kept is none, or none of the
+                source's is the record.
         """
         kinds = dict(source)
+        if not kinds:
+            return self.columns
+        if record not in kinds:
+            raise ValueError("no column is the record: name one as record_column in the class of the receiver")
         beside = self.beside(kinds, record)
         taken = {name.lower() for name, _ in self.columns}
         for name in beside.values():
@@ -77,16 +89,19 @@ class Records(BaseModel):
     def beside(self, source: Iterable[str], record: str) -> Mapping[str, str]:
         """Return the columns of a source that blocks have beside the parsed ones, each with its name there.
 
+        A source that has a column ``raw`` keeps each record as it came by itself, and under the same name.
+
         Raises:
             ValueError: ``keep`` names a column that the source has not.
         """
-        names = {name: RAW if name == record else f"_{name}" for name in source}
-        others = {of: name for of, name in names.items() if of != record}
+        names = list(source)
+        others = {name: f"_{name}" for name in names if name != record}
         if unknown := [name for name in self.keep or () if name not in others.values()]:
             raise ValueError(
                 f"keep: there is no column {', '.join(map(repr, unknown))} beside the record: this source has "
                 f"{', '.join(others.values()) or 'none'}{'; raw=True keeps the record' if RAW in unknown else ''}"
             )
-        if self.keep is not None:
-            others = {of: name for of, name in others.items() if name in self.keep}
-        return {of: name for of, name in names.items() if of in others or (of == record and self.raw)}
+        if self.raw and RAW not in others.values():
+            others = {name: others.get(name, RAW) for name in names}
+        kept = {RAW, *self.keep} if self.keep is not None and self.raw else self.keep
+        return others if kept is None else {of: name for of, name in others.items() if name in kept}

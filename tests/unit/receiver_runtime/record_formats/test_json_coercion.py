@@ -164,6 +164,13 @@ def test_the_reason_is_of_what_is_left_after_coercion() -> None:
     assert parsed.faults[0].why == "Expected `int | null`, got `str` - at `$.b`"
 
 
+def test_a_member_without_a_column_is_seen_where_it_is_refused() -> None:
+    reader = JsonReader(Json("a BIGINT", coerce="numbers", closed=True))
+    parsed = reader.read(pa.array([b'{"a": "1", "b": 1}', b'{"a": "2"}'], pa.binary()))
+    assert parsed.batch.to_pylist() == [{"a": 2}]
+    assert [(fault.row, "`b`" in fault.why) for fault in parsed.faults] == [(0, True)]
+
+
 def test_many_records_keep_their_order() -> None:
     records = [b'{"i": %d}' % row if row % 3 else b'{"i": "%d"}' % row for row in range(5000)]
     records[4000] = b"{"
