@@ -49,13 +49,13 @@ class NotWrittenError(ValueError):
 
 
 class _Number(str):
-    """A number, or NaN, as it was written."""
+    """Hold a number, or NaN, as it was written."""
 
     __slots__ = ()
 
 
 class _Members(NamedTuple):
-    """The members of an object, in order; a name may be there twice."""
+    """Hold the members of an object, in order; a name may be there twice."""
 
     pairs: list[tuple[str, Value]]
 
