@@ -31,6 +31,7 @@ _UNBUILT = msgspec.json.Decoder(msgspec.Raw)
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 # A time without a zone, as TIMESTAMP_NTZ takes it: a date alone is its midnight.
 _LOCAL_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?P<time>[T ][0-9]{2}(?::[0-9]{2}){0,2}(?:\.[0-9]+)?)?")
+_WORDS = {True: "true", False: "false", None: "null"}
 _BOOLEANS = {"true": "true", "false": "false", "1": "true", "0": "false"}
 # Letters of a number, and digits before its point, of what may be an integer or a time: more are of no use.
 _MOST_LETTERS = 100
@@ -166,7 +167,7 @@ def _plain(value: Value) -> str:
         return f"{{{','.join(f'{json.dumps(name)}:{_plain(member)}' for name, member in value.pairs)}}}"
     if isinstance(value, list):
         return f"[{','.join(map(_plain, value))}]"
-    return json.dumps(value)
+    return json.dumps(value) if isinstance(value, str) else _WORDS[value]
 
 
 # -- what `coerce=` names --------------------------------------------------------------------------------------------
