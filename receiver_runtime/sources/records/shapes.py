@@ -118,8 +118,8 @@ def struct_of(fields: Sequence[tuple[str, Shape]], place: str) -> Shape:
     if not fields:
         raise ShapeError(f"{place}: it has no member: declare one")
     for name, _ in fields:
-        if not name or not _NO_FIELD.isdisjoint(name):
-            raise ShapeError(f"{place}: a field can't be named {name!r}: leave out <>[](),:")
+        if not name or not _NO_FIELD.isdisjoint(name) or name != name.strip():
+            raise ShapeError(f"{place}: a field can't be named {name!r}: leave out <>[](),: and outer blanks")
     kinds = ", ".join(f"{name}: {shape.kind}" for name, shape in fields)
     return Shape(f"struct<{kinds}>", tuple(rule for name, shape in fields for rule in _rules_within(name, shape)))
 
