@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MODULES = (
     "forebay",
     "forebay.sources",
+    "forebay.records",
     "forebay.web_hooks",
     "forebay.source",
     "forebay.sink",

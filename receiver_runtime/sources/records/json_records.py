@@ -21,6 +21,7 @@ class JsonObjects(Records):
     """
 
     reader_class: ClassVar[str] = "receiver_runtime.record_formats.checked_json:CheckedJsonReader"
+    is_json: ClassVar[bool] = True
 
     rules: tuple[Rule, ...] = ()
     closed: bool = False

@@ -25,13 +25,13 @@ _DECLARATIONS = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def streams_of(page: Path, code: str) -> list[Stream]:
     names: dict[str, object] = {"__name__": "page"}
-    exec(compile(code, str(page), "exec"), names)
+    exec(compile(code, str(page), "exec", dont_inherit=True), names)
     return [value for value in names.values() if isinstance(value, Stream)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_each_declaration_is_valid(page: Path) -> None:
-    found = _DECLARATIONS.findall(page.read_text(encoding="utf-8"))
+    found = [code for code in _DECLARATIONS.findall(page.read_text(encoding="utf-8")) if " Stream(" in code]
     assert found
     for code in found:
         assert [stream.records is not None for stream in streams_of(page, code)] == [True]
