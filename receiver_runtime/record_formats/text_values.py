@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 # Rows: a failing piece of so many is searched by halving, and a small one row by row.
 _PIECE, _SMALL_PIECE = 1024, 16
-# Wider than what Arrow takes: what does not match needs no search.
-_DAY = r"[+-]?\d{4,}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
-_TIME_OF_DAY = r"(?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d+)?)?)?"
-_ZONE = r"(?:Z|[+-]\d\d(?::?\d\d)?)"
+# All that Arrow takes, and little more: a day that its year does not have. What does not match needs no search.
+_DAY = r"\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|[12]\d))"
+_TIME_OF_DAY = r"(?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d{1,6})?)?)?"
+_ZONE = r"(?:Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)"
 _DATE = rf"^{_DAY}$"
 _TIME = rf"^{_DAY}(?:[T ]{_TIME_OF_DAY})?$"
 _TIME_WITH_ZONE = rf"^{_DAY}[T ]{_TIME_OF_DAY}{_ZONE}$"
