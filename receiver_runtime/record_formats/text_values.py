@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 # Rows: a failing piece of so many is searched by halving, and a small one row by row.
 _PIECE, _SMALL_PIECE = 1024, 16
-# Wider than what Arrow takes: what does not match needs no search.
-_DAY = r"(?:\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
-_TIME_OF_DAY = r"(?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d+)?)?)?"
-_ZONE = r"(?:Z|[+-]\d\d(?::?\d\d)?)"
+# All that Arrow takes of years 1 to 9999, and little more: 29 February. What does not match needs no search.
+_YEAR = r"(?:\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)"
+_MONTH_AND_DAY = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|[12]\d))"
+)
+_DAY = rf"{_YEAR}-{_MONTH_AND_DAY}"
+_TIME_OF_DAY = r"(?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d{1,6})?)?)?"
+_ZONE = r"(?:Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)"
 _DATE = rf"^{_DAY}$"
 _TIME = rf"^{_DAY}(?:[T ]{_TIME_OF_DAY})?$"
 _TIME_WITH_ZONE = rf"^{_DAY}[T ]{_TIME_OF_DAY}{_ZONE}$"

@@ -6,7 +6,9 @@ import json
 
 import pyarrow as pa
 
+from forebay_contrib.json_schema.declaration import JsonSchema
 from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.record_formats.checked_json import CheckedJsonReader
 from receiver_runtime.record_formats.json_reader import JsonReader
 from receiver_runtime.sources.records.json_records import Json
 from tests.fuzz.target import fuzzed
@@ -72,3 +74,41 @@ def _look(reader: JsonReader, record: bytes) -> None:
             return
         assert found["b"] == alone.batch["b"][0].as_py()
         assert found.get("a") == alone.batch["a"][0].as_py()
+
+
+_PLACE = {"type": "object", "additionalProperties": False, "required": ["c"], "properties": {"c": {"enum": [1, 2]}}}
+_CHECKED = CheckedJsonReader(
+    JsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["b"],
+            "properties": {
+                "a": {"type": "string", "minLength": 1, "pattern": "^[a-z]"},
+                "b": {"type": "integer", "minimum": 0},
+                "d": {"type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/place"}},
+            },
+            "$defs": {"place": _PLACE},
+        }
+    )
+)
+
+
+@fuzzed(
+    "checked_json_records",
+    valid=[_GOOD, b'{"b": 1, "d": [{"c": 1}, {"c": 2}]}', b'{"b": 0, "d": [], "a": "a\\u00e9"}'],
+    words=[*_WORDS, b"{}", b"}{", b'"e": 1', b'"c": 3', b"-1"],
+    attacks=[b'{"b": 1, "d": [' + b'{"c": 1},' * 50_000 + b"1]}"],
+)
+def test_a_checked_record_is_a_row_or_a_fault_whatever_stands_beside_it(record: bytes) -> None:
+    alone = _CHECKED.read(pa.array([record], pa.binary()))
+    assert alone.batch.num_rows + len(alone.faults) == 1
+    beside = _CHECKED.read(pa.array([_GOOD, record, b'{"b": -1}', _GOOD], pa.binary()))
+    assert [fault.row for fault in beside.faults] == [*(1 for _ in alone.faults), 2]
+    assert beside.batch.num_rows == 2 + alone.batch.num_rows
+    assert beside.batch.slice(1, alone.batch.num_rows).equals(alone.batch)
+    if not alone.faults:
+        [row] = alone.batch.to_pylist()
+        assert row["b"] >= 0
+        assert row["a"] is None or "a" <= row["a"][0] <= "z"
+        assert all(place["c"] in {1, 2} for place in row["d"] or [])
