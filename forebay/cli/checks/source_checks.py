@@ -86,7 +86,7 @@ def check_records(name: str, declaration: Mapping[str, Any]) -> Finding:
         f"{column} {type_name(kind)}{' NOT NULL' if column in records.required else ''}"
         for column, kind in records.columns
     ]
-    return Finding(name, Health.OK, f"{records.kind} records: {', '.join(columns)}")
+    return Finding(name, Health.OK, f"{records.kind} records: {', '.join(columns) or 'columns of their schemas'}")
 
 
 def check_listening(
