@@ -116,9 +116,9 @@ def _secrets(name: str, source: Source) -> Iterator[Finding]:
             check()
         except SecretError as error:
             said.add(str(error))
-    for error in sorted(said):
+    for why in sorted(said):
         # Only the agent's environment counts, which may be another one.
-        yield Finding(name, Health.WARNING, error, "Set it where the receiver's agent runs.")
+        yield Finding(name, Health.WARNING, why, "Set it where the receiver's agent runs.")
 
 
 def _references(value: Any) -> Iterator[Secret]:  # noqa: ANN401  any field

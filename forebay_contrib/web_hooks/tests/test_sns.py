@@ -388,7 +388,7 @@ def test_few_requests_wait_for_amazon_and_a_refused_one_takes_no_room(
     monkeypatch.setattr(SnsCheck.__init__, "__kwdefaults__", {"clock": _NOW.timestamp, "fetch": fetch})
     monkeypatch.setattr("receiver_runtime.receivers.http.body_reader._MOST_TO_CHECK", 1)
     sent = {"Content-Type": "text/plain", "x-amz-sns-message-type": "Notification"}
-    room = {"max_body_bytes": "8KiB", "max_record_bytes": "8KiB", "max_waiting_bytes": "8KiB"}
+    room: dict[str, Any] = {"max_body_bytes": "8KiB", "max_record_bytes": "8KiB", "max_waiting_bytes": "8KiB"}
     body = json.dumps(signed(_NOTIFICATION)).encode()
     with listening(tmp_path, verify=Sns(topics=_TOPIC), **room) as one, ThreadPoolExecutor(1) as pool:
         first = pool.submit(one.post, body, sent)
