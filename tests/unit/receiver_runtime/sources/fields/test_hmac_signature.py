@@ -44,7 +44,9 @@ def test_a_wrong_declaration_is_refused(fields: dict[str, Any], said: str) -> No
     assert "a literal" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["X-Id", "header:", "header:a b", "body:id", "body:", "body:/a~2", "query:id"])
+@pytest.mark.parametrize(
+    "place", ["X-Id", "header:", "header:a b", "body:id", "body:", "body:/a~2", "form:", "query:id"]
+)
 def test_a_place_of_no_key_is_refused(place: str) -> None:
     with pytest.raises(ValidationError, match=r"names no header|no place of a key"):
         Http(listen="127.0.0.1:0", key_from=place)
