@@ -26,6 +26,7 @@ from forebay.cli.checks.block_directory import PROBE, WRITABLE, nearest_folder, 
 from forebay.cli.checks.dagster_checks import check_instance
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
 from forebay.cli.checks.machine_checks import check_clock, check_extras, check_limits, check_packages, check_ports
+from forebay.cli.checks.source_checks import check_records
 from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
@@ -33,6 +34,7 @@ from forebay.cli.terminal.failures import wrong_settings
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.java import JavaNotFoundError, JavaOrigin, find_java
 from receiver_runtime.block_store.secret_url import SecretUrl
+from tracker_store.batches.pipelines import list_streams
 from tracker_store.batches.streams import stream_overview
 from tracker_store.blocks.block_stores import expected_identities, list_block_stores, unshared_way_out
 from tracker_store.blocks.segments import left_segments
@@ -104,6 +106,7 @@ def examine() -> list[Finding]:
         ("segments", _segments),
         ("home", _home),
         ("extras", _extras),
+        ("records", _records),
         ("limits", lambda _: check_limits()),
         ("ports", check_ports),
         ("dagster", check_instance),
@@ -410,6 +413,12 @@ def _block_directory(root: Path) -> Finding:
 
 def _extras(settings: Settings) -> Iterator[Finding]:
     yield from check_extras({row.stream: row.source for row in _ask(settings, stream_overview)})
+
+
+def _records(settings: Settings) -> Iterator[Finding]:
+    for row in _ask(settings, list_streams):
+        if (records := row.declaration.get("records")) is not None:
+            yield check_records(f"stream {row.name}", records)
 
 
 def _home(settings: Settings) -> Iterator[Finding]:

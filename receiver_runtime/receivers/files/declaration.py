@@ -124,6 +124,7 @@ class FollowedFiles(_FileSource):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+    record_column: ClassVar[str] = "value"
     path_is_pattern: ClassVar[bool] = True
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.followed.receiver:FollowedFilesReceiver"
 
@@ -261,6 +262,7 @@ class FileLines(_ArrivingFiles):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+    record_column: ClassVar[str] = "value"
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:FileLinesReceiver"
 
     kind: Literal["file_lines"] = "file_lines"
@@ -282,6 +284,7 @@ class WholeFiles(_ArrivingFiles):
         ("path", "string"),
         ("modified_at", "timestamp[ms, tz=UTC]"),
     )
+    record_column: ClassVar[str] = "value"
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:WholeFilesReceiver"
 
     kind: Literal["whole_files"] = "whole_files"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from forebay.cli.commands.doctor import doctor, examine
 from forebay.cli.services.supervisor import Supervisor
 from forebay.testing.postgres import PostgresProcess
 from orchestration.declarations.settings import Settings
+from receiver_runtime.sources.records.json_records import Json
 from tests.support.driver_log.log import NOON, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.receivers.block_keys import key_id, new_key
@@ -131,7 +133,7 @@ def test_a_driver_log_of_an_older_release_is_reported(
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     finding = _finding("driver log")
     assert finding.health is Health.WARNING
-    assert finding.found == f"at revision 0001, this code expects {version_after}"
+    assert re.fullmatch(rf"at revision \d+, this code expects {version_after}", finding.found)
     assert finding.way_out == "`forebay up` migrates it, and so does `forebay db upgrade`."
 
 
@@ -277,6 +279,25 @@ def test_a_clock_that_is_not_the_databases_is_reported(database_url: str, monkey
         assert found.health is Health.WARNING
         assert said.split(" s ")[1] in found.found
         assert "time server" in found.way_out
+
+
+def test_a_kind_of_records_that_this_environment_lacks_is_named(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declaration = {"source": {"kind": "http"}, "records": Json("item STRING NOT NULL").model_dump(mode="json")}
+    engine = create_engine(database_url, application_name="tests", pool_size=1)
+    with connect(engine) as connection:
+        apply_stream(connection, name="orders", declaration=declaration, receivers=1)
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    found = _finding("stream orders")
+    assert (found.health, found.found) == (Health.OK, "json records: item STRING NOT NULL")
+    with connect(engine) as connection:
+        connection.exec_driver_sql(
+            """UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{records,kind}', '"odd"')"""
+        )
+    engine.dispose()
+    found = _finding("stream orders")
+    assert (found.health, "'odd' is no kind of records" in found.found) == (Health.FAILED, True)
 
 
 def test_an_extra_that_a_declared_stream_needs_is_named(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
