@@ -127,7 +127,7 @@ def _reached(name: str, source: Source, answering: list[tuple[_SourcePlace, str]
 
 
 def _secrets(name: str, source: Source) -> Iterator[Finding]:
-    checks = [secret.resolve for secret in _references(source)]
+    checks: list[Callable[[], object]] = [secret.resolve for secret in _references(source)]
     verify = getattr(source, "verify", None)
     if isinstance(verify, Verification):
         # Whether they are written as their sender writes them, too.
