@@ -447,7 +447,7 @@ def test_it_is_stored_as_itself_and_names_what_a_host_must_have() -> None:
     assert stored["verify"]["kind"] == "sns"
     assert parse_source(stored) == source
     assert source.plugins == {"forebay.http_protocols": ("sns",), "forebay.web_hooks": ("sns",)}
-    with pytest.raises(ValueError, match="'telegram' is no way to verify requests"):
+    with pytest.raises(ValueError, match="registers 'telegram'"):
         parse_source({**stored, "verify": {"kind": "telegram"}})
     with pytest.raises(ValueError, match="is no topic: give its ARN"):
         Sns(topics="MyTopic")

@@ -16,7 +16,7 @@ from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pyda
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.fields.verification import WEB_HOOKS, Verification
-from receiver_runtime.sources.plugins import PluginError, load, registered
+from receiver_runtime.sources.plugins import PluginError, load
 from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
 if TYPE_CHECKING:
@@ -46,12 +46,14 @@ def _declared_check(value: object) -> object:
     kind = value.get("kind", _HMAC) if isinstance(value, dict) else _HMAC
     if kind == _HMAC:
         return value
-    if kind not in registered(WEB_HOOKS):
-        raise ValueError(f"kind: {kind!r} is no way to verify requests: install the package that registers it")
     try:
-        return load(WEB_HOOKS, kind, Verification).model_validate(value)
+        found = load(WEB_HOOKS, kind, Verification) if isinstance(kind, str) else Hmac
     except PluginError as error:
         raise ValueError(f"kind: {error}") from error
+    if issubclass(found, Hmac):
+        said = f"kind: {kind!r} is no way to verify requests: give the sender's class, or leave kind out"
+        raise ValueError(said)  # noqa: TRY004  pydantic takes it as the field's
+    return found.model_validate(value)
 
 
 def _is_hmac(value: object) -> str:
