@@ -322,7 +322,7 @@ def expected(signal: Signal, request: Any) -> list[dict[str, Any]]:  # noqa: ANN
 
 def given_rows(signal: Signal, pushed: PushedRows) -> list[dict[str, Any]]:
     """Return the rows without what follows from other columns, and without what their type of metric has not."""
-    found = pushed.batch.to_pylist()
+    found: list[dict[str, Any]] = pushed.batch.to_pylist()
     for row in found:
         assert row.pop("received_at") is not None
         for part in (row, *row.get("events", ()), *(row.get("exemplars") or ())):

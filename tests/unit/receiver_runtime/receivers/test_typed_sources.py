@@ -217,8 +217,12 @@ def test_a_class_whose_record_can_not_be_parsed_is_refused_before_it_begins(
 
 
 def test_a_class_that_names_no_record_is_found_before_it_is_applied() -> None:
-    [finding] = check_declaration(Stream("s", CustomSource(receiver=HandReceiver), records=RECORDS))
-    assert (finding.health, "names no column to parse" in finding.found) == (Health.FAILED, True)
-    assert list(check_declaration(Stream("s", CustomSource(receiver=OwnRows), records=RECORDS))) == []
+    def failed(receiver: type[HandReceiver]) -> list[str]:
+        found = check_declaration(Stream("s", CustomSource(receiver=receiver), records=RECORDS))
+        return [finding.found for finding in found if finding.health is Health.FAILED]
+
+    [said] = failed(HandReceiver)
+    assert "names no column to parse" in said
+    assert failed(OwnRows) == []
     with pytest.raises(SourceError, match="record_column"):
         declared_columns(CustomSource(receiver=HandReceiver), "s", RECORDS)
