@@ -21,6 +21,7 @@ from forebay.cli.checks.findings import Finding, Health
 from forebay.cli.checks.own_ports import Holder, holder_of
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from receiver_runtime.sources.fields.tcp import parse_listen
+from receiver_runtime.sources.fields.verification import Verification
 from receiver_runtime.sources.plugins import registered
 from receiver_runtime.sources.records.ddl import type_name
 from receiver_runtime.sources.records.registry import RecordsError, parse_records
@@ -126,12 +127,20 @@ def _reached(name: str, source: Source, answering: list[tuple[_SourcePlace, str]
 
 
 def _secrets(name: str, source: Source) -> Iterator[Finding]:
-    for secret in _references(source):
+    checks: list[Callable[[], object]] = [secret.resolve for secret in _references(source)]
+    verify = getattr(source, "verify", None)
+    if isinstance(verify, Verification):
+        # Whether they are written as their sender writes them, too.
+        checks.append(verify.check_secrets)
+    said = set()
+    for check in checks:
         try:
-            secret.resolve()
+            check()
         except SecretError as error:
-            # Only the agent's environment counts, which may be another one.
-            yield Finding(name, Health.WARNING, str(error), "Set it where the receiver's agent runs.")
+            said.add(str(error))
+    for why in sorted(said):
+        # Only the agent's environment counts, which may be another one.
+        yield Finding(name, Health.WARNING, why, "Set it where the receiver's agent runs.")
 
 
 def _references(value: Any) -> Iterator[Secret]:  # noqa: ANN401  any field

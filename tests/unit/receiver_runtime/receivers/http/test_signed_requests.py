@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from tests.unit.receiver_runtime.receivers.http.http_client import Listening
+
 _SIGNED = Hmac(
     secrets=("env:A_HOOK", "env:AN_OLD_HOOK"),
     header="X-Signature",
@@ -221,6 +223,43 @@ def test_a_key_in_the_body_makes_retries_one_record(tmp_path: Path) -> None:
         assert [row["id"] for row in made.rows()] == ["evt_1", "evt_2", None, None]
         answer = made.post(body, path="/v1/orders?ack=buffered")
         assert (answer.status, answer.json()["detail"][:8]) == (400, "body:/id")
+
+
+def test_a_secret_that_changes_counts_from_the_next_start(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("old\n", encoding="utf-8")
+    verify = _SIGNED.model_copy(update={"secrets": (Secret(f"file:{file}"),)})
+
+    def ask(made: Listening) -> list[int]:
+        return [made.post(b"1", signed(b"1", secret=secret)).status for secret in (b"old", b"new")]
+
+    with listening(tmp_path / "a", verify=verify) as made:
+        assert ask(made) == [200, 401]
+        file.write_text("new\nold\n", encoding="utf-8")
+        assert ask(made) == [200, 401]
+    with listening(tmp_path / "b", verify=verify) as made:
+        assert ask(made) == [200, 200]
+
+
+def test_a_key_in_a_form_makes_retries_one_record(tmp_path: Path) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    with listening(tmp_path, key_from="form:MessageSid") as made:
+        for body, counts in [
+            (b"MessageSid=SM%2B1&Body=a", (1, 0)),
+            (b"Body=b&MessageSid=SM%2B1", (0, 1)),
+            # Without a key there, or with two, they are taken each time.
+            *[
+                (b"Body=c", (1, 0)),
+                (b"Body=c", (1, 0)),
+                (b"MessageSid=1&MessageSid=2", (1, 0)),
+                (b"MessageSid=%ff", (1, 0)),
+            ],
+            (b"&" * 2000 + b"MessageSid=SM%2B1", (1, 0)),
+        ]:
+            found = made.post(body, form).json()
+            assert (found["records"], found["duplicates"]) == counts, body[-30:]
+        assert made.post(b"MessageSid=", form).status == 400
+        assert [row["id"] for row in made.rows()] == ["SM+1", None, None, None, None, None]
 
 
 def test_lines_that_are_cut_at_once_have_the_key_that_a_parser_finds() -> None:
