@@ -41,7 +41,8 @@ def avro(
 ) -> AvroSerializer:
     fields = [{"name": name, "type": kind} for name, kind in types.items()]
     text = json.dumps({"type": "record", "name": "Order", "namespace": "shop", "fields": fields})
-    return AvroSerializer(client, Schema(text, "AVRO", references or []))
+    made: AvroSerializer = AvroSerializer(client, Schema(text, "AVRO", references or []))
+    return made
 
 
 def test_avro_of_a_real_registry(registry: ApicurioServer) -> None:
