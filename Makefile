@@ -117,7 +117,7 @@ docs: $(STAMP) ## the documentation as a site, in build/site; a warning, such as
 s3: $(STAMP) ## the block store and sinks on a real S3 server, built by Go, and sinks on Azurite, from npm; once, into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 forebay_contrib $(ARGS)
 
-catalogs: $(STAMP) ## the Iceberg sink on Apache Iceberg's own REST catalog, downloaded by Maven like Kafka, and on S3; needs Java, Go
+catalogs: $(STAMP) ## the Iceberg sink on Apache Iceberg's own REST catalog and S3, and Apicurio's schema registry; needs Java, Maven, Go
 	$(BIN)/python -m pytest -m catalogs forebay_contrib $(ARGS)
 
 kafka: $(STAMP) ## the Kafka source and sink on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java

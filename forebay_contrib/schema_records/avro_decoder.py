@@ -74,7 +74,7 @@ class Decoder(ABC):
         some = cursor.only(which)
         values = self.read(some)
         cursor.put(which, some)
-        return values.take(_places(which, len(cursor)))
+        return values.take(places_of(which, len(cursor)))
 
 
 class Leaf(Decoder):
@@ -478,7 +478,7 @@ def _ints(cursor: Cursor, found: Numbers) -> NDArray[np.int32]:
     return found.astype(np.int32)
 
 
-def _places(which: Numbers, rows: int) -> pa.Array:
+def places_of(which: Numbers, rows: int) -> pa.Array:
     """Return for each row its place among some of the rows; null if it is none of them."""
     at = np.zeros(rows, np.int32)
     at[which] = np.arange(len(which), dtype=np.int32)

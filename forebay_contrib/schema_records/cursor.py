@@ -170,6 +170,16 @@ class Cursor:
         found = self.varints()
         return (found >> _ONE).view(np.int64) ^ -(found & _ONE).view(np.int64)
 
+    def step(self, size: int) -> None:
+        """Move over so many bytes of each record."""
+        self.places += size
+        self._check_ends(np.zeros(len(self), np.int64))
+
+    def unsigned_lengths(self) -> Numbers:
+        """Read a length, a varint, of each record, and check that so many bytes are left."""
+        found = self.varints()
+        return self.checked_lengths(np.where(found > np.uint64(len(self.data)), -1, found.astype(np.int64)))
+
     def fixed(self, kind: str) -> NDArray[Any]:
         """Read a number of a NumPy type, such as ``<f8``, of each record."""
         found = self._view(kind)[self.places]
@@ -202,7 +212,7 @@ class Cursor:
         if size is not None:
             spans = some.checked_lengths(counts * size)
             counts = np.where(some.failed, 0, counts)
-            starts = np.repeat(some.skip(spans), counts) + size * _numbers(counts)
+            starts = np.repeat(some.skip(spans), counts) + size * numbers_of(counts)
         else:
             ends = np.flatnonzero(self.data < _ENDS_AT)
             first = np.searchsorted(ends, some.places)
@@ -211,8 +221,8 @@ class Cursor:
             if bad.any():
                 some.fail(bad, TOO_SHORT)
                 counts = np.where(bad, 0, counts)
-            before = np.repeat(first, counts) + _numbers(counts) - 1
-            starts = np.where(_numbers(counts) > 0, ends[before] + 1, np.repeat(some.places, counts))
+            before = np.repeat(first, counts) + numbers_of(counts) - 1
+            starts = np.where(numbers_of(counts) > 0, ends[before] + 1, np.repeat(some.places, counts))
             some.places = np.where(some.failed, some.ends, ends[last] + 1)
         self.put(which, some)
         return starts
@@ -252,6 +262,11 @@ class SingleRecord:
 
     def zigzag(self) -> int:
         """Read a zigzag varint."""
+        found = self.varint()
+        return (found >> 1) ^ -(found & 1)
+
+    def varint(self) -> int:
+        """Read a varint."""
         found = 0
         for shift in range(0, 70, 7):
             if self.at >= self.end:
@@ -263,7 +278,7 @@ class SingleRecord:
                 break
         if byte >= _ENDS_AT or found >> 64:
             raise WrongRecordError(LONG_VARINT)
-        return (found >> 1) ^ -(found & 1)
+        return found
 
     def checked_length(self, length: int) -> int:
         """Return a length if so many bytes are left."""
@@ -276,7 +291,7 @@ class SingleRecord:
         return self.take(self.checked_length(self.zigzag()))
 
 
-def _numbers(counts: Numbers) -> Numbers:
+def numbers_of(counts: Numbers) -> Numbers:
     """Return 0, 1, … for each count."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)

@@ -46,7 +46,7 @@ class TypedRows(RowCheck):
     records: Records
 
     def __init__(self, records: Records, source: pa.Schema, column: str) -> None:
-        self.records = records
+        self.records = self._declared = records
         self._source = source
         self._column = column
         super().__init__(self._schema(records.columns))
@@ -73,7 +73,7 @@ class TypedRows(RowCheck):
             except SchemaConflictError as error:
                 raise ValueError(str(error)) from error
 
-        beside = set(self.records.beside(self._source.names, self._column).values())
+        beside = set(self._declared.beside(self._source.names, self._column).values())
         self._reader.grow({name.lower(): kind for name, kind in known if name not in beside}, register_parsed)
 
     def is_ready(self, batch: pa.RecordBatch) -> bool:
@@ -148,8 +148,7 @@ class TypedRows(RowCheck):
 
     def _schema(self, columns: Columns) -> pa.Schema:
         """Return the schema of blocks with these parsed columns. Raises ValueError."""
-        assert self.records is not None
-        records = self.records.model_copy(update={"columns": tuple(columns)})
+        records = self._declared.model_copy(update={"columns": tuple(columns)})
         return arrow_schema(records.block_columns(columns_of(self._source), self._column))
 
     def _values(self, rows: pa.RecordBatch) -> pa.BinaryArray:

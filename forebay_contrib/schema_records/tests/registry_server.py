@@ -42,6 +42,12 @@ class RegistryServer:
                 versions.append(number)
         return number
 
+    def rewrite(self, kind: str, text: str) -> None:
+        """Answer with a text in place of what was registered: Confluent's registry makes .proto of a descriptor."""
+        for schema in self._schemas:
+            if schema.get("schemaType") == kind:
+                schema["schema"] = text
+
     def answer(self, path: str, posted: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
         parts = path.partition("?")[0].strip("/").split("/")
         if posted is not None:
