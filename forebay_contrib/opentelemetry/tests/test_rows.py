@@ -20,7 +20,7 @@ from forebay_contrib.opentelemetry.signals import LOGS, METRICS, SIGNALS, TRACES
 from receiver_runtime.receivers.http.requests.pushed import PushedRows, PushRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from google.protobuf.message import Message
 
@@ -294,7 +294,7 @@ def _is_set(one: Any, name: str) -> bool:  # noqa: ANN401  a point
     return bool(one.DESCRIPTOR.fields_by_name[name].containing_oneof is None or one.HasField(name))
 
 
-_ROWS = {
+_ROWS: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
     "logs": lambda one: [log_row(one)],
     "traces": lambda one: [span_row(one)],
     "metrics": point_rows,
@@ -322,7 +322,7 @@ def expected(signal: Signal, request: Any) -> list[dict[str, Any]]:  # noqa: ANN
 
 def given_rows(signal: Signal, pushed: PushedRows) -> list[dict[str, Any]]:
     """Return the rows without what follows from other columns, and without what their type of metric has not."""
-    found = pushed.batch.to_pylist()
+    found: list[dict[str, Any]] = pushed.batch.to_pylist()
     for row in found:
         assert row.pop("received_at") is not None
         for part in (row, *row.get("events", ()), *(row.get("exemplars") or ())):
