@@ -37,9 +37,9 @@ class Otlp(Source):
 
     #: The name of the signal, as its path has it.
     signal: ClassVar[str]
+    no_record: ClassVar[str] = "its records have columns already. Leave out records="
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     needs_extra: ClassVar[str | None] = "otlp"
-    no_record: ClassVar[str] = "its records have columns already. Leave out records="
 
     listen: str
     grpc: str | None = None

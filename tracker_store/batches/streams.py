@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from tracker_store.batches.pipelines import unknown_stream
 from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import DriverLogError
+from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -59,8 +60,8 @@ def stream_overview(connection: sa.Connection) -> list[StreamOverview]:
                         WHERE d.removed_at IS NULL AND d.stream_id = s.id
                         ORDER BY d.name
                     ) AS readers,
-                    receivers.records, s.retention, coalesce(s.declaration -> 'records', '{}') AS typed,
-                    receivers.dead_letters
+                    receivers.records, s.retention, receivers.dead_letters,
+                    coalesce(s.declaration -> 'source' -> CAST(:records AS text), '{}') AS typed
                 FROM forebay.streams s
                 CROSS JOIN LATERAL (
                     -- A removed receiver may hold blocks too.
@@ -92,7 +93,8 @@ def stream_overview(connection: sa.Connection) -> list[StreamOverview]:
                 ) AS receivers
                 WHERE s.removed_at IS NULL
                 ORDER BY s.name
-            """)
+            """),
+            {"records": RECORDS_FIELD},
         ).all()
     return [
         StreamOverview(

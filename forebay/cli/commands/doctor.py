@@ -42,6 +42,7 @@ from tracker_store.connection.commit_settings import CommitSettings, commit_sett
 from tracker_store.connection.engine import connect, create_engine, plain_connection
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.install import migrate
+from tracker_store.schema.declarations import RECORDS_FIELD
 from tracker_store.server.data_directory import EmbeddedPostgresError
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 from tracker_store.server.server_account import SHARED_USER
@@ -417,7 +418,7 @@ def _extras(settings: Settings) -> Iterator[Finding]:
 
 def _records(settings: Settings) -> Iterator[Finding]:
     for row in _ask(settings, list_streams):
-        if (records := row.declaration.get("records")) is not None:
+        if (records := row.declaration["source"].get(RECORDS_FIELD)) is not None:
             yield check_records(f"stream {row.name}", records)
 
 

@@ -24,6 +24,7 @@ from forebay.cli.services.supervisor import Supervisor
 from forebay.testing.postgres import PostgresProcess
 from orchestration.declarations.settings import Settings
 from receiver_runtime.sources.records.json_records import Json
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.log import NOON, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.receivers.block_keys import key_id, new_key
@@ -32,6 +33,7 @@ from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.commit_settings import commit_settings
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.install import migrate
+from tracker_store.schema.declarations import RECORDS_FIELD
 from tracker_store.server.data_directory import EmbeddedPostgresError
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
@@ -284,7 +286,8 @@ def test_a_clock_that_is_not_the_databases_is_reported(database_url: str, monkey
 def test_a_kind_of_records_that_this_environment_lacks_is_named(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declaration = {"source": {"kind": "http"}, "records": Json("item STRING NOT NULL").model_dump(mode="json")}
+    records = Json("item STRING NOT NULL").model_dump(mode="json")
+    declaration = {"source": {"kind": "http", RECORDS_FIELD: records}}
     engine = create_engine(database_url, application_name="tests", pool_size=1)
     with connect(engine) as connection:
         apply_stream(connection, name="orders", declaration=declaration, receivers=1)
@@ -292,9 +295,7 @@ def test_a_kind_of_records_that_this_environment_lacks_is_named(
     found = _finding("stream orders")
     assert (found.health, found.found) == (Health.OK, "json records: item STRING NOT NULL")
     with connect(engine) as connection:
-        connection.exec_driver_sql(
-            """UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{records,kind}', '"odd"')"""
-        )
+        declare_records(connection, Json("item STRING").model_copy(update={"kind": "odd"}))
     engine.dispose()
     found = _finding("stream orders")
     assert (found.health, "'odd' is no kind of records" in found.found) == (Health.FAILED, True)

@@ -14,6 +14,7 @@ from forebay.cli.main import app
 from forebay.cli.terminal import confirmation
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.sources.records.json_records import Json
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
 from tests.support.driver_log.stored_letters import Letters
 from tracker_store.batches.pipeline_states import stop_pipelines
@@ -65,11 +66,7 @@ def test_each_stream_with_what_reads_it_and_what_it_stores(log: Log) -> None:
 
 
 def test_a_typed_stream_shows_its_columns_and_what_did_not_fit(log: Log, tmp_path: Path) -> None:
-    declared = Json("item STRING NOT NULL, pieces BIGINT").model_dump(mode="json")
-    log.connection.execute(
-        sa.text("UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{records}', CAST(:r AS jsonb))"),
-        {"r": json.dumps(declared)},
-    )
+    declare_records(log.connection, Json("item STRING NOT NULL, pieces BIGINT"))
     letters = Letters(log.connection, str(tmp_path / "blocks"), log.receiver_ids[1])
     letters.add(DeadLetterReason.DOES_NOT_FIT, [b"{}", b"[]"], dropped=1)
     letters.close()
