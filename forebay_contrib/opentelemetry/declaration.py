@@ -6,7 +6,7 @@ Declarations and their checks; ``forebay_contrib.opentelemetry.door`` listens, a
 from __future__ import annotations
 
 import importlib
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -17,6 +17,9 @@ from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydant
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes
 from receiver_runtime.sources.source import Guarantee, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class OtlpHttp(Http):
@@ -95,6 +98,16 @@ class Otlp(Source):
         """Return where it listens."""
         http = self.http().address
         return http if self.grpc is None else f"{http} and gRPC at {self.grpc}"
+
+    @property
+    def address_part(self) -> str:
+        """Return the signal: each has receivers of its own at one address."""
+        return self.signal
+
+    @property
+    def further_addresses(self) -> Sequence[str]:
+        """Return the address of gRPC."""
+        return () if self.grpc is None else (self.grpc,)
 
     def path_of(self, stream: str) -> str | None:  # noqa: ARG002  OTLP has its own paths
         """Return None: the path has the signal's name, and not the stream's."""

@@ -60,6 +60,8 @@ def text(value: AnyValue) -> str | None:
             return value.string_value
         case "int_value":
             return str(value.int_value)
+        case "bool_value":
+            return "true" if value.bool_value else "false"
         case _:
             found = plain(value)
             return found if found is None or isinstance(found, str) else dumps(found)

@@ -203,6 +203,16 @@ class Source(BaseModel):
         return getattr(self, "listen", None) is not None
 
     @property
+    def address_part(self) -> str:
+        """Return which of its address's requests it takes, if sources of others may listen there too; else empty."""
+        return ""
+
+    @property
+    def further_addresses(self) -> Sequence[str]:
+        """Return where it listens besides ``listen``, as ``host:port``."""
+        return ()
+
+    @property
     def is_bound_to_host(self) -> bool:
         """Return whether a receiver on another host would read something else, or nothing.
 

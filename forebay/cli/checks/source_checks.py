@@ -164,9 +164,12 @@ def _listens_at(source: Source) -> list[_SourcePlace]:
     if not isinstance(listen, str):
         # None, or what a kind of another package has, as several addresses in a list.
         return []
-    host, port = parse_listen(listen)
     transports = getattr(source, "transports", ("tcp",))
-    return [_SourcePlace(host, port, datagrams=transport == "udp") for transport in transports]
+    return [
+        _SourcePlace(*parse_listen(address), datagrams=transport == "udp")
+        for address in (listen, *source.further_addresses)
+        for transport in transports
+    ]
 
 
 def _connects_to(source: Source) -> list[_SourcePlace]:

@@ -231,9 +231,12 @@ def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iter
     listening = defaultdict(list)
     for stream in streams:
         if stream.source.is_listener:
-            listening[stream.source.address].append(stream.name)
-    for address, names in listening.items():
-        if len(names) > 1 and not address.endswith(":0"):
+            listening[stream.source.address].append(stream)
+    for address, here in listening.items():
+        names = [stream.name for stream in here]
+        parts = {stream.source.address_part for stream in here}
+        are_apart = "" not in parts and len(parts) == len(here)
+        if len(here) > 1 and not are_apart and not address.endswith(":0"):
             found = f"the streams {', '.join(names)} listen at the same address, {address}"
             yield Finding("streams", Health.FAILED, found, "Give each a port of its own.")
     try:

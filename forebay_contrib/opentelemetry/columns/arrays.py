@@ -61,19 +61,18 @@ def times(values: Sequence[int]) -> tuple[pa.TimestampArray, pa.Int64Array]:
     return pa.array(found // 1000, pa.int64(), mask=absent).cast(_TIME), pa.array(found, mask=absent)
 
 
-def attribute_maps(lists: Iterable[Iterable[KeyValue]]) -> pa.MapArray:
+def attribute_maps(lists: Sequence[Sequence[KeyValue]]) -> pa.MapArray:
     """Return attributes, their values as text. Raises ValueError for one that is there twice."""
-    keys: list[str] = []
-    values: list[str | None] = []
-    offsets = [0]
+    every = [attribute for attributes in lists for attribute in attributes]
+    keys = [attribute.key for attribute in every]
+    # Most are strings: asking which kind each is would take longer than to read it.
+    values = [(value := attribute.value).string_value or text(value) for attribute in every]
     begin = 0
+    offsets = [0]
     for attributes in lists:
-        for attribute in attributes:
-            keys.append(attribute.key)
-            values.append(text(attribute.value))
-        end = len(keys)
-        if end - begin > 1 and len(set(keys[begin:])) < end - begin:
-            raise ValueError(f"one of the attributes {keys[begin:]!r:.100} is there twice")
+        end = begin + len(attributes)
+        if end - begin > 1 and len(set(keys[begin:end])) < end - begin:
+            raise ValueError(f"one of the attributes {keys[begin:end]!r:.100} is there twice")
         offsets.append(end)
         begin = end
     return pa.MapArray.from_arrays(

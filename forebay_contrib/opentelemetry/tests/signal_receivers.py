@@ -37,12 +37,15 @@ class Receivers:
         """Return the rows of a signal's registered blocks."""
         return self.by_signal[signal].rows()
 
-    def call(self, signal: str, message: bytes, **options: Any) -> bytes:  # noqa: ANN401  those of a call
+    def call(self, signal: str, message: bytes, credentials: Any = None, **options: Any) -> bytes:  # noqa: ANN401  grpcio's
         """Export a message by gRPC, on its own connection, and return the answer."""
         [method] = (one.method for one in SIGNALS if one.name == signal)
         own = (("grpc.use_local_subchannel_pool", 1),)
-        with grpc.insecure_channel(f"127.0.0.1:{self.grpc}", options=own) as channel:
-            found: bytes = channel.unary_unary(method)(message, timeout=SECONDS, **options)
+        where = f"127.0.0.1:{self.grpc}"
+        with (
+            grpc.insecure_channel(where, own) if credentials is None else grpc.secure_channel(where, credentials, own)
+        ) as channel:
+            found: bytes = channel.unary_unary(method)(message, **{"timeout": SECONDS, **options})
             return found
 
 

@@ -17,10 +17,11 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from forebay_contrib.opentelemetry.rows import parse_rows
 from forebay_contrib.opentelemetry.signals import LOGS, METRICS, SIGNALS, TRACES, Level, Signal
+from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import PushedRows, PushRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from google.protobuf.message import Message
 
@@ -294,7 +295,7 @@ def _is_set(one: Any, name: str) -> bool:  # noqa: ANN401  a point
     return bool(one.DESCRIPTOR.fields_by_name[name].containing_oneof is None or one.HasField(name))
 
 
-_ROWS = {
+_ROWS: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
     "logs": lambda one: [log_row(one)],
     "traces": lambda one: [span_row(one)],
     "metrics": point_rows,
@@ -474,3 +475,17 @@ def test_the_key_is_the_bytes_where_a_time_is_fine() -> None:
     assert parsed(LOGS, coarse).key is None
     with_key = [(b"content-type", PROTOBUF), (b"idempotency-key", b"k")]
     assert parse_rows(LOGS, with_key, fine, most_bytes=100, most_bytes_in_all=1000).key is None
+
+
+@pytest.mark.parametrize("tag", [b"\x4a", b"\x5a", b"\x6a", b"\x3a", b"\x12"])
+def test_very_many_tiny_messages_are_refused_before_they_are_read(tag: bytes) -> None:
+    limits = ParsingLimits(most_values=999)
+    headers = [(b"content-type", PROTOBUF)]
+    with pytest.raises(PushRefusedError, match="messages in protobuf, max_body_values is 999") as error:
+        parse_rows(TRACES, headers, (tag + b"\x00") * 1000, most_bytes=10_000, most_bytes_in_all=10_000, limits=limits)
+    assert error.value.status == 413
+    span = good(TRACES)
+    span.name = "JobZ:Rb" * 1000
+    body = in_a_scope(TRACES, span).SerializeToString()
+    limits = ParsingLimits(most_values=999)
+    assert parse_rows(TRACES, headers, body, most_bytes=10_000, most_bytes_in_all=20_000, limits=limits).batch.num_rows

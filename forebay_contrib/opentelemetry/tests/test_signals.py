@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+import ssl
+from pathlib import Path
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
@@ -40,11 +42,12 @@ from forebay_contrib.opentelemetry.declaration import OtlpLogs, OtlpTraces
 from forebay_contrib.opentelemetry.door.addresses import shared_listener
 from forebay_contrib.opentelemetry.door.siblings import Siblings
 from forebay_contrib.opentelemetry.tests.signal_receivers import Receivers, listening, receivers
+from receiver_runtime.sources.fields.tcp import Tls
 from tests.support.machine.held_ports import held_port
+from tests.unit.receiver_runtime.receivers.certificates import Authority
+from tests.unit.receiver_runtime.receivers.http.test_receiver import pause
 from tests.unit.receiver_runtime.support import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tracker_store.schema.states import DesiredState, ReceiverState
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 JSON = {"Content-Type": "application/json"}
@@ -282,3 +285,38 @@ def test_a_receiver_that_ends_costs_its_own_signal_only(tmp_path: Path) -> None:
             for _ in range(4):
                 assert traces.post(bodies["logs"], PROTOBUF, path="/v1/logs").status == 503
                 assert traces.post(bodies["traces"], PROTOBUF, path="/v1/traces").status == 200
+
+
+def test_tls_is_that_of_both_addresses_and_ends_where_a_request_comes(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    certificate = authority.issue("127.0.0.1")
+    tls = Tls(certificate_file=certificate.certificate_file, key_file=certificate.key_file, ca_file=authority.ca_file)
+    own = authority.issue("sender")
+    trusted, key, chain = (Path(file).read_bytes() for file in (authority.ca_file, own.key_file, own.certificate_file))
+    context = ssl.create_default_context(cafile=authority.ca_file)
+    context.load_cert_chain(own.certificate_file, own.key_file)
+    bodies = of_each_signal()
+    with receivers(tmp_path / "receivers", "logs", "traces", tls=tls) as made:
+        for _ in range(4):
+            for signal in ("logs", "traces"):
+                one = made.by_signal[signal]
+                one.context = context
+                assert one.post(bodies[signal], PROTOBUF, path=f"/v1/{signal}").status == 200
+                assert made.call(signal, bodies[signal], grpc.ssl_channel_credentials(trusted, key, chain)) == b""
+        for credentials in (None, grpc.ssl_channel_credentials(trusted)):
+            with pytest.raises(grpc.RpcError):
+                made.call("logs", bodies["logs"], credentials, timeout=5)
+
+
+def test_a_pause_of_one_signal_is_no_pause_of_the_others(tmp_path: Path) -> None:
+    bodies = of_each_signal()
+    with receivers(tmp_path, "logs", "traces") as made:
+        logs, traces = made.by_signal["logs"], made.by_signal["traces"]
+        pause(logs, DesiredState.PAUSED, ReceiverState.PAUSED)
+        for _ in range(6):
+            assert logs.post(bodies["traces"], PROTOBUF, path="/v1/traces").status == 200
+            assert traces.post(bodies["logs"], PROTOBUF, path="/v1/logs").status == 503
+        assert refused(made, "logs", bodies["logs"])[0] == grpc.StatusCode.UNAVAILABLE
+        pause(logs, DesiredState.RUNNING, ReceiverState.ACTIVE)
+        eventually(lambda: traces.post(bodies["logs"], PROTOBUF, path="/v1/logs").status == 200)
+        assert len(made.rows("logs")) == len(made.rows("traces")) == 1

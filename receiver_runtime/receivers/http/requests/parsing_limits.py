@@ -26,6 +26,10 @@ _JSON_MARKS = b",:[{"
 _QUOTE = ord('"')
 # The tags of the messages within an export request of logs: each of its messages follows one of these bytes.
 _PROTOBUF_MARKS = b"\x0a\x12\x2a\x32"
+# Those within one of another signal, where they are letters of most texts too: so only tiny messages are counted, of
+# fewer bytes than this. Of larger ones a body has no more than it has bytes by that.
+_MORE_PROTOBUF_MARKS = b"\x3a\x42\x4a\x52\x5a\x62\x6a"
+_TINY = 8
 
 
 class ParsingStoppedError(Exception):
@@ -115,7 +119,10 @@ class ParsingLimits:
         """
         self.check()
         if len(body) > self._most_values:
-            self._refuse_above(_count(np.frombuffer(body, np.uint8), _PROTOBUF_MARKS), "messages in protobuf")
+            octets = np.frombuffer(body, np.uint8)
+            tiny = octets[:-1][octets[1:] < _TINY]
+            found = _count(octets, _PROTOBUF_MARKS) + _count(tiny, _MORE_PROTOBUF_MARKS)
+            self._refuse_above(found, "messages in protobuf")
 
     def _refuse_above(self, found: int, what: str) -> None:
         if found > self._most_values:
