@@ -37,9 +37,9 @@ _LOADS = (
 )
 
 
-def _send(port: int, load: Load, seconds: float) -> tuple[float, float]:
-    """Run the sender; return records per second, and the median time to an answer in seconds."""
-    arguments = [str(value) for value in (port, load.connections, load.lines, int(load.keys), seconds)]
+def send(port: int, load: Load, seconds: float, *line: str) -> tuple[float, float]:
+    """Run the sender, of a line if one is given; return records per second, and the median time to an answer."""
+    arguments = [str(value) for value in (port, load.connections, load.lines, int(load.keys), seconds, *line)]
     answer = subprocess.run(  # noqa: S603  our own command
         [sys.executable, "-m", "benchmarks.http_sender", *arguments],
         stdout=subprocess.PIPE,
@@ -69,8 +69,8 @@ def main() -> None:
                 report.section(load.name)
                 mine, others = [], []
                 for _ in range(rounds):
-                    others.append(_send(bare, load, seconds))
-                    mine.append(_send(ours, load, seconds))
+                    others.append(send(bare, load, seconds))
+                    mine.append(send(ours, load, seconds))
                 report.add(
                     rate_figure(
                         load.name,

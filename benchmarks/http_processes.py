@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import sqlalchemy as sa
 
+from orchestration.declarations.pipeline import Stream
 from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.engine import connect
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from benchmarks.server import Server
     from receiver_runtime.receivers.http.declaration import Http
+    from receiver_runtime.sources.records.declared import Records
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -42,11 +44,13 @@ def running_bare() -> Iterator[tuple[int, psutil.Process]]:
 
 
 @contextlib.contextmanager
-def running_receiver(server: Server, directory: Path, source: Http) -> Iterator[tuple[int, psutil.Process]]:
+def running_receiver(
+    server: Server, directory: Path, source: Http, records: Records | None = None
+) -> Iterator[tuple[int, psutil.Process]]:
     """Run a receiver of a stream ``s``, as the agent starts it; yield its port and its process."""
-    declaration = {"source": source.model_dump(mode="json"), "settings": {}}
+    stream = Stream("s", source, records=records)
     with connect(server.engine) as connection:
-        apply_stream(connection, name="s", declaration=declaration, receivers=1)
+        apply_stream(connection, name="s", declaration=stream.declaration(), receivers=1)
         receiver_id = connection.execute(
             sa.text("UPDATE forebay.receivers SET assignment = 1, state = 'SCHEDULED' RETURNING id")
         ).scalar_one()

@@ -1,7 +1,7 @@
 """Send one request repeatedly on many connections, each as soon as the last was answered; for `benchmarks.http`.
 
-Run as ``python -m benchmarks.http_sender PORT CONNECTIONS LINES KEYS SECONDS``; prints the answers per second and the
-median time to an answer, in seconds.
+Run as ``python -m benchmarks.http_sender PORT CONNECTIONS LINES KEYS SECONDS [LINE]``; prints the answers per second
+and the median time to an answer, in seconds.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class _Connection(asyncio.Protocol):
         del exc
 
 
-async def _run(port: int, connections: int, lines: int, seconds: float, *, keys: bool) -> None:
+async def _run(port: int, connections: int, lines: int, seconds: float, *, keys: bool, line: bytes) -> None:
     loop = asyncio.get_running_loop()
     times: list[float] = []
-    body = b"\n".join([_LINE] * lines)
+    body = b"\n".join([line] * lines)
     made = [
         await loop.create_connection(lambda n=n: _Connection(n, body, times, keys=keys), "127.0.0.1", port)  # type: ignore[misc]
         for n in range(connections)
@@ -79,6 +79,6 @@ async def _run(port: int, connections: int, lines: int, seconds: float, *, keys:
 
 
 if __name__ == "__main__":
-    uvloop.run(
-        _run(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[5]), keys=bool(int(sys.argv[4])))
-    )
+    _PORT, _CONNECTIONS, _LINES, _KEYS = map(int, sys.argv[1:5])
+    _SENT = sys.argv[6].encode() if len(sys.argv) > 6 else _LINE  # noqa: PLR2004  the last argument
+    uvloop.run(_run(_PORT, _CONNECTIONS, _LINES, float(sys.argv[5]), keys=bool(_KEYS), line=_SENT))

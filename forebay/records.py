@@ -12,7 +12,7 @@ from receiver_runtime.sources.records import registry
 from receiver_runtime.sources.records.declared import Records
 
 # Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
-__all__ = ["Avro", "Csv", "Json", "Logfmt", "Protobuf", "Records", "Regex", "Registry"]
+__all__ = ["Avro", "Csv", "Json", "JsonSchema", "Logfmt", "Protobuf", "Records", "Regex", "Registry"]
 
 
 def __getattr__(name: str) -> object:

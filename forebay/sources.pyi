@@ -2,6 +2,9 @@
 from forebay_contrib.amqp.declaration import Amqp as Amqp
 from forebay_contrib.mqtt.declaration import Mqtt as Mqtt
 from forebay_contrib.nats.declaration import NatsJetStream as NatsJetStream
+from forebay_contrib.opentelemetry.declaration import OtlpLogs as OtlpLogs
+from forebay_contrib.opentelemetry.declaration import OtlpMetrics as OtlpMetrics
+from forebay_contrib.opentelemetry.declaration import OtlpTraces as OtlpTraces
 from forebay_contrib.redis.declaration import RedisStreams as RedisStreams
 from forebay_contrib.syslog.declaration import Syslog as Syslog
 from forebay_contrib.zeromq.declaration import ZeroMQ as ZeroMQ

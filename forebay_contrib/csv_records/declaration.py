@@ -22,6 +22,7 @@ class Csv(TextRecords):
         schema: the columns in Spark's DDL, as ``"item STRING, pieces BIGINT NOT NULL, at TIMESTAMP"``.
         separator: one ASCII character.
         quote: one ASCII character, or ``""`` where no character quotes.
+        header: a record whose fields are the names of the columns does not fit, whatever their types are.
         times: for columns whose times are not as ISO 8601 has them: a format by the column's name.
         raw: also keep each record as it came, in the column ``_raw``.
     """
@@ -31,6 +32,7 @@ class Csv(TextRecords):
     kind: Literal["csv"] = "csv"
     separator: str = ","
     quote: str = '"'
+    header: bool = False
 
     def __init__(self, schema: str | None = None, /, **fields: Any) -> None:  # noqa: ANN401  a model's fields
         """Take the columns from DDL, or, stored before, as ``columns`` and ``required``. Raises ValueError."""

@@ -30,6 +30,7 @@ class CsvReader(TextReader):
         self._separator = ord(records.separator)
         self._quote = ord(records.quote) if records.quote else None
         self._quote_text = records.quote
+        self._header = records.header
 
     def columns(self, lines: Lines) -> list[pa.StringArray]:
         """Return the fields by their columns."""
@@ -57,6 +58,14 @@ class CsvReader(TextReader):
                 stops[rows] = separators[firsts[rows] + number]
             made.append(self._field(lines, begins, stops, is_text=pa.types.is_string(field.type)))
             begins = np.where(there, stops + 1, lines.starts)
+        if self._header:
+            is_header = np.logical_and.reduce(
+                [
+                    pc.fill_null(pc.equal(column, name), False).to_numpy(zero_copy_only=False)  # noqa: FBT003  Arrow's
+                    for column, name in zip(made, self.schema.names, strict=True)
+                ]
+            )
+            lines.refuse(np.flatnonzero(is_header).tolist(), DeadLetterReason.DOES_NOT_FIT, "it is the header")
         return made
 
     def _field(self, lines: Lines, begins: Places, stops: Places, *, is_text: bool) -> pa.StringArray:

@@ -46,6 +46,7 @@ _FETCH_SECONDS = 4.0  # how long one fetch may take: two are made for one reques
 _MOST_CERTIFICATES = 8
 _MOST_KNOWN = 64  # failed addresses and confirmed messages that are remembered
 _FAILED_SECONDS = 10.0  # how long an address that failed is not tried again
+_LOG_SECONDS = 60.0  # how often a failure is logged, at most
 _LEAST_BITS = 2048  # of a key
 _CERTIFICATE_PATH = re.compile(r"/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem")
 _CERTIFICATE_NAME = re.compile(r"sns[a-z0-9.-]*\.amazonaws\.com(\.cn)?")
@@ -117,6 +118,7 @@ class SnsCheck(RequestCheck):
         self._certificates: dict[str, _Certificate] = {}
         self._failed: dict[str, float] = {}
         self._confirmed: dict[str, None] = {}
+        self._log_from = 0.0
 
     def begin(self, headers: Headers, query: bytes) -> CheckedRequest:
         """See ``RequestCheck``. The head is not signed: it only saves reading the body of a foreign request."""
@@ -156,11 +158,14 @@ class SnsCheck(RequestCheck):
         )
 
     def check(self, message: _Message, body: bytes) -> None:
-        """Check a message's signature by its certificate, which must be known."""
+        """Check a message's signature by its certificate."""
         certificate = self._certificates.get(message.signing_cert_url)
         algorithm = _HASHES.get(message.signature_version)
         names = _SIGNED.get(message.type)
-        if certificate is None or algorithm is None or names is None:
+        if certificate is None:
+            # Not asked for yet, or others came since.
+            raise _unreachable("the certificate is not here")
+        if algorithm is None or names is None:
             raise _refused(
                 f"Type, SignatureVersion: {message.type!r:.40} in version {message.signature_version!r:.20} is not "
                 "checked here"
@@ -213,8 +218,12 @@ class SnsCheck(RequestCheck):
         try:
             return self._fetch(url)
         except (OSError, HTTPException) as error:
-            self._remember(self._failed, url, time.monotonic() + _FAILED_SECONDS, _MOST_KNOWN)
-            _log.warning("Amazon SNS could not be asked", host=host, error=str(error))
+            now = time.monotonic()
+            self._remember(self._failed, url, now + _FAILED_SECONDS, _MOST_KNOWN)
+            if now >= self._log_from:
+                # Anyone can name a certificate that is not there.
+                self._log_from = now + _LOG_SECONDS
+                _log.warning("Amazon SNS could not be asked", host=host, error=str(error))
             raise _unreachable(f"{host} could not be asked ({error!s:.200})") from None
 
     def _remember(self, known: dict[str, Any], name: str, value: object, most: int) -> None:

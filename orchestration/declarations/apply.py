@@ -230,7 +230,8 @@ def _refuse_other_columns(connection: sa.Connection, stream: Stream, row: store.
         if had.get(name.lower(), (name, kind)) != (name, kind)
     ]
     before = StreamDeclaration.of(row.declaration).records
-    if records is not None and before is not None:
+    # Records that bring their own columns leave none out by declaration.
+    if records is not None and before is not None and not records.columns_grow:
         now = {name.lower() for name, _ in columns}
         found += [
             f"{name} {type_name(kind)} is left out"

@@ -5,15 +5,17 @@ Compares declarations alone. It reads nothing, and never decides for the person.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestration.declarations.apply import changed_keys, declared_streams
 from orchestration.declarations.renames import removal
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.fields.units import duration_text
 from receiver_runtime.sources.plugins import PluginError
-from receiver_runtime.sources.records.declared import RAW
-from tracker_store.schema.declarations import RECORDS_FIELD
+from receiver_runtime.sources.records.registry import RecordsError, parse_records
+from receiver_runtime.sources.source import SourceError
+from receiver_runtime.sources.source_registry import parse_source
+from tracker_store.schema.declarations import StreamDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -156,17 +158,39 @@ def _broken(stream: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
     was, now = before["source"]["kind"], after["source"]["kind"]
     if was != now:
         yield f"records of stream {stream!r} get the columns of another kind of source ({was} becomes {now})"
-    had, has = before["source"].get(RECORDS_FIELD), after["source"].get(RECORDS_FIELD)
-    if had is None and has is not None:
-        yield (
-            f"records of stream {stream!r} are parsed: new rows have {_names(has)}, the source's other columns under "
-            "names that begin with _, and null in the columns of before"
-        )
-    elif had is not None and has is None:
-        yield f"records of stream {stream!r} are not parsed any more: new rows have null in {_names(had)}"
-    elif had is not None and had["raw"] and not has["raw"]:
-        yield f"records of stream {stream!r} are not kept any more: new rows have null in {RAW}"
+        return
+    try:
+        had, has = _columns(before), _columns(after)
+    except (SourceError, RecordsError):
+        # Its package is not installed here, so it can't run on here either.
+        return
+    if had.parsed and has.parsed:
+        # `apply` refuses to leave out one of these once there are rows of it.
+        what, lost = "keep less", had.others - has.others
+    else:
+        what, lost = "are parsed" if has.parsed else "are not parsed any more", had.all - has.all
+    if lost or bool(had.parsed) != bool(has.parsed):
+        said = ", ".join(sorted(lost)) or "the columns of before"
+        yield f"records of stream {stream!r} {what}: new rows have null in {said}"
 
 
-def _names(records: Mapping[str, Any]) -> str:
-    return ", ".join(name for name, _ in records["columns"])
+class _Columns(NamedTuple):
+    """Hold the names of a stream's columns, as far as its declaration knows them."""
+
+    parsed: frozenset[str]
+    all: frozenset[str]
+
+    @property
+    def others(self) -> frozenset[str]:
+        return self.all - self.parsed
+
+
+def _columns(declaration: Mapping[str, Any]) -> _Columns:
+    """Return the columns of a stream's declaration. Raises SourceError and RecordsError."""
+    declared = StreamDeclaration.of(declaration)
+    source = parse_source(declared.source)
+    if declared.records is None:
+        return _Columns(frozenset(), frozenset(name for name, _ in source.columns))
+    records = parse_records(declared.records)
+    columns = records.block_columns(source.columns, source.record_column)
+    return _Columns(frozenset(name for name, _ in records.columns), frozenset(name for name, _ in columns))

@@ -64,16 +64,20 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """Hold a block as it will be stored, without its frame: so it can be encoded before it has a sequence."""
+    """Hold a block as it will be stored, without its frame: so it can be encoded before it has a sequence.
+
+    ``letters`` are the rows that it leaves out. If it leaves out all, it has no records, and is not stored.
+    """
 
     payload: Sequence[pa.Buffer]
     records: int
     codec: Compression = DEFAULT_COMPRESSION
+    letters: Sequence[DeadLetter] = ()
 
     @property
     def nbytes(self) -> int:
-        """Return the payload's size."""
-        return sum(buffer.size for buffer in self.payload)
+        """Return the size of the payload and the letters."""
+        return sum([buffer.size for buffer in self.payload] + [len(letter.data) for letter in self.letters])
 
 
 class BlockHandler:

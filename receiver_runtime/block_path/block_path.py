@@ -13,7 +13,7 @@ import pyarrow as pa
 from receiver_runtime.block_path.block_generator import BlockGenerator
 from receiver_runtime.block_path.block_pusher import BlockPusher
 from receiver_runtime.block_path.block_writer import BlockWriter
-from receiver_runtime.block_path.dead_letter_path import DeadLetterPath
+from receiver_runtime.block_path.dead_letters.dead_letter_path import DeadLetterPath
 from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_path.records import conform, to_batch, to_batches
 from receiver_runtime.block_path.text_check import RowsWaitError

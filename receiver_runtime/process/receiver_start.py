@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.block_path.block_handler import BlockHandler
-from receiver_runtime.block_path.letter_replay import LetterReplay
+from receiver_runtime.block_path.dead_letters.letter_replay import LetterReplay
 from receiver_runtime.block_path.receiver_context import ReceiverContext
 from receiver_runtime.block_path.recovery.salvage import salvage, store_location
 from receiver_runtime.block_path.registration.registered_through import RegisteredThrough

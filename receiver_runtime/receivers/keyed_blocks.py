@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -55,6 +55,8 @@ class Requests:
     """Count what was done with the rows of each request of a submit."""
 
     rows: Sequence[int]
+    #: Of each request the name of its sender, by which dead letters are limited; empty: they are not.
+    senders: Sequence[str] = ()
     duplicates: dict[int, int] = field(default_factory=dict)
     #: Rows that became dead letters, and why the first one did.
     invalid: dict[int, int] = field(default_factory=dict)
@@ -63,6 +65,15 @@ class Requests:
     def numbers(self) -> npt.NDArray[np.int64]:
         """Return the request's number for each row."""
         return np.repeat(np.arange(len(self.rows)), self.rows)
+
+    def letter_of(self, number: int, letter: DeadLetter) -> DeadLetter:
+        """Return a request's dead letter, within its sender's budget if all of its rows are dead letters.
+
+        Such a request is refused, so its sender has what is not kept, and may send it again and again.
+        """
+        if not self.senders or self.invalid.get(number) != self.rows[number]:
+            return letter
+        return replace(letter, peer=self.senders[number])
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return for each request what was done with its rows."""
@@ -182,13 +193,17 @@ class KeyedPart:
             _add_up(counts, self.numbers[~kept])
             self.numbers = self.numbers[kept]
 
-    def leave_out_invalid(self, invalid: npt.NDArray[np.bool_], whys: Sequence[str]) -> None:
-        """Leave out rows that a block can't have, and count them; ``whys`` has why for each of them."""
+    def leave_out_invalid(self, invalid: npt.NDArray[np.bool_], letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        """Leave out rows that a block can't have, and count them; return their letters as they are to be stored."""
         requests = self.submit.requests
-        if requests is not None and self.numbers is not None:
-            for number, why in zip(self.numbers[invalid].tolist(), whys, strict=True):
-                requests.whys.setdefault(number, why)
-        self._keep(pa.array(~invalid), None if requests is None else requests.invalid)
+        if requests is None or self.numbers is None:
+            self._keep(pa.array(~invalid), None)
+            return letters
+        numbers = self.numbers[invalid].tolist()
+        for number, letter in zip(numbers, letters, strict=True):
+            requests.whys.setdefault(number, letter.why)
+        self._keep(pa.array(~invalid), requests.invalid)
+        return [requests.letter_of(number, letter) for number, letter in zip(numbers, letters, strict=True)]
 
     def distinct_keys(self) -> set[str]:
         """Return the keys of its rows."""
@@ -215,18 +230,22 @@ class KeyedBlock:
             self.keys -= gone
             self.count()
 
-    def leave_out_invalid(self, checked: CheckedRows) -> None:
-        """Leave out the rows that a block can't have, of those of ``joined``, and the keys that only they have."""
+    def leave_out_invalid(self, checked: CheckedRows) -> Sequence[DeadLetter]:
+        """Leave out the rows that a block can't have, of those of ``joined``, and the keys that only they have.
+
+        Return their dead letters.
+        """
         assert checked.invalid is not None
-        begin = letters = 0
+        begin = 0
+        letters: list[DeadLetter] = []
         for part in self.parts:
             invalid = checked.invalid[begin : begin + part.batch.num_rows]
             begin += part.batch.num_rows
             if count := int(invalid.sum()):
-                part.leave_out_invalid(invalid, [one.why for one in checked.letters[letters : letters + count]])
-                letters += count
+                letters += part.leave_out_invalid(invalid, checked.letters[len(letters) : len(letters) + count])
         self.keys &= {key for part in self.parts for key in part.distinct_keys()}
         self.count()
+        return letters
 
     def joined(self) -> pa.RecordBatch:
         """Return its rows as one batch."""

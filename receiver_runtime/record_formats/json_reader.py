@@ -8,10 +8,8 @@ itself alone, whatever records stand beside it: for that, the second parser must
 
 from __future__ import annotations
 
-from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +17,11 @@ import pyarrow.json as pj
 
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.record_formats.json_judge import Judge, has_decimals, may_crash, read_type
+from receiver_runtime.record_formats.json_rewriting import NotWrittenError, Rewriter, has_maps
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.record_formats.text_values import typed
+from receiver_runtime.sources.records.json_records import JsonObjects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +34,8 @@ _EMPTY = b"{}"
 _OPENING, _CLOSING = b"{}"
 # Records of a piece that is read again by itself after the whole was refused.
 _PIECE = 1024
-# Arrow takes these as numbers, where JSON has none.
-_NO_NUMBERS = (b"NaN", b"Inf")
 _BLANKS = b" \t\r\n"
-_JUDGED_AS = {pa.types.is_boolean: bool, pa.types.is_floating: float, pa.types.is_decimal: Decimal}
+_MARK = b"\xef\xbb\xbf"
 
 
 class JsonReader(RecordReader):
@@ -45,10 +44,15 @@ class JsonReader(RecordReader):
     def __init__(self, records: Records) -> None:
         super().__init__(records)
         self.schema = arrow_schema(records.columns)
-        # As Arrow's parser gives them: times and dates as text.
-        self._read_as = pa.schema([(field.name, _read_type(field.type)) for field in self.schema])
-        self._options = pj.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior="ignore")
-        self._judge = _Judge(self.schema)
+        self._read_as = pa.schema([(field.name, read_type(field.type)) for field in self.schema])
+        closed = isinstance(records, JsonObjects) and records.closed
+        coerce = records.coerce if isinstance(records, JsonObjects) else ()
+        others = "error" if closed else "ignore"
+        self._options = pj.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior=others)
+        self._judge = Judge(self.schema, closed=closed)
+        self._has_decimals = any(has_decimals(field.type) for field in self.schema)
+        self._has_maps = any(has_maps(field.type) for field in self.schema)
+        self._rewriter = Rewriter(self.schema, coerce) if self._has_maps or coerce else None
 
     def read(self, values: pa.BinaryArray) -> Parsed:
         """Parse records; a null is one without any member, which lacks no required one."""
@@ -56,6 +60,42 @@ class JsonReader(RecordReader):
         if values.null_count:
             may_lack = values.is_null().to_numpy(zero_copy_only=False)
             values = values.fill_null(_EMPTY)
+        if self._has_maps:
+            return self._rewritten(values, may_lack)
+        parsed = self._strict(values, may_lack)
+        if self._rewriter is None or not parsed.faults:
+            return parsed
+        return self._coerced(values, may_lack, parsed)
+
+    def _coerced(self, values: pa.BinaryArray, may_lack: Rows, strict: Parsed) -> Parsed:
+        """Return what the strict reader took, and of the other records those that fit after they were coerced."""
+        rows = np.array([fault.row for fault in strict.faults])
+        again = self._rewritten(values.take(pa.array(rows)), may_lack[rows])
+        fits, fits_again = np.ones(len(values), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_)
+        fits[rows] = False
+        fits_again[[fault.row for fault in again.faults]] = False
+        order = np.argsort(np.concatenate([np.flatnonzero(fits), rows[fits_again]]))
+        batch = pa.concat_batches([strict.batch, again.batch]).take(pa.array(order))
+        return Parsed(batch, [Fault(int(rows[fault.row]), fault.reason, fault.why) for fault in again.faults])
+
+    def _rewritten(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed:
+        """Return the records by the strict reader, each written again before."""
+        assert self._rewriter is not None
+        faults: list[Fault] = []
+        rows: list[int] = []
+        texts: list[bytes] = []
+        for row, record in enumerate(values.to_pylist()):
+            try:
+                texts.append(self._rewriter.rewritten(_stripped(record)))
+                rows.append(row)
+            except NotWrittenError as error:
+                faults.append(Fault(row, error.reason, str(error)))
+        parsed = self._strict(pa.array(texts, pa.binary()), may_lack[rows])
+        faults += [Fault(rows[fault.row], fault.reason, fault.why) for fault in parsed.faults]
+        return Parsed(parsed.batch, sorted(faults, key=lambda fault: fault.row))
+
+    def _strict(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed:
+        """Return the records that fit as they are, and the faults of the others."""
         if (parsed := self._at_once(values, may_lack)) is not None:
             return parsed
         batches: list[pa.RecordBatch] = []
@@ -67,12 +107,12 @@ class JsonReader(RecordReader):
             faults += [Fault(first + fault.row, fault.reason, fault.why) for fault in parsed.faults]
         return Parsed(pa.concat_batches(batches), faults)
 
-    def _at_once(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed | None:
+    def _at_once(self, values: pa.BinaryArray, may_lack: Rows, *, judged: bool = False) -> Parsed | None:
         """Return the records by one call of Arrow's parser; None if it fails for one of them.
 
-        ``may_lack``: the rows that may lack required members.
+        ``may_lack``: the rows that may lack required members. ``judged``: the judge has looked at each record.
         """
-        members = self._members(values)
+        members = self._members(values, judged=judged)
         if members is None:
             return None
         faults: dict[int, str] = {}
@@ -87,7 +127,7 @@ class JsonReader(RecordReader):
                 faults |= dict.fromkeys(
                     np.flatnonzero(lacking).tolist(), f"it is missing or null - at `$.{field.name}`"
                 )
-            faults |= dict.fromkeys(_no_numbers(array).tolist(), f"no number, or too large - at `$.{field.name}`")
+            faults |= dict.fromkeys(_no_numbers(column).tolist(), f"Number out of range - at `$.{field.name}`")
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         if not faults:
@@ -99,7 +139,7 @@ class JsonReader(RecordReader):
             [Fault(row, DeadLetterReason.DOES_NOT_FIT, faults[row]) for row in sorted(faults)],
         )
 
-    def _members(self, values: pa.BinaryArray) -> pa.RecordBatch | None:
+    def _members(self, values: pa.BinaryArray, *, judged: bool) -> pa.RecordBatch | None:
         """Return the members of the records as Arrow's parser gives them; None if it is not one object for each.
 
         Arrow's parser does not know where a record ends. But one that begins with a brace begins at the top level if
@@ -111,6 +151,8 @@ class JsonReader(RecordReader):
         if (buffer := _text_in_braces(values)) is None:
             return None
         text = buffer.to_pybytes()
+        if self._has_decimals and not judged and may_crash(text):
+            return None
         try:
             # Arrow does not look at the bytes of strings.
             if not text.isascii():
@@ -133,7 +175,7 @@ class JsonReader(RecordReader):
         rows: list[int] = []
         texts: list[bytes] = []
         for row, text in enumerate(values.to_pylist()):
-            stripped = text.strip(_BLANKS)
+            stripped = _stripped(text)
             if (fault := self._judge.fault_of(row, stripped)) is not None:
                 faults.append(fault)
             else:
@@ -145,7 +187,7 @@ class JsonReader(RecordReader):
             first, count = pending.pop()
             some = rows[first : first + count]
             piece = pa.array(texts[first : first + count], pa.binary())
-            if (parsed := self._at_once(piece, may_lack[some])) is not None:
+            if (parsed := self._at_once(piece, may_lack[some], judged=True)) is not None:
                 batches.append(parsed.batch)
                 faults += [Fault(some[fault.row], fault.reason, fault.why) for fault in parsed.faults]
             elif count == 1:
@@ -165,77 +207,8 @@ class JsonReader(RecordReader):
         return "it is not one JSON object"
 
 
-class _Judge:
-    """Say of single records whether they may fit, and why not. It takes all that Arrow takes."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._decoder = msgspec.json.Decoder(_struct("Record", list(schema)))
-        self._decimals = [
-            (f"f{number}", field) for number, field in enumerate(schema) if pa.types.is_decimal(field.type)
-        ]
-
-    def fault_of(self, row: int, record: bytes) -> Fault | None:
-        """Return the fault of a record; None if this finds none."""
-        reason = DeadLetterReason.UNPARSABLE
-        try:
-            record.decode()
-            found = self._decoder.decode(record)
-        except UnicodeDecodeError as error:
-            return Fault(row, reason, f"no UTF-8 at byte {error.start}")
-        except msgspec.ValidationError as error:
-            return Fault(row, DeadLetterReason.DOES_NOT_FIT, str(error))
-        except msgspec.DecodeError as error:
-            # Arrow decides of what it may take: in a member without a column it is of no use to anyone.
-            is_odd = any(word in record for word in _NO_NUMBERS)
-            return None if is_odd else Fault(row, reason, f"no JSON: {error}")
-        except RecursionError:
-            # Arrow's parser has no such limit.
-            return None
-        for attribute, field in self._decimals:
-            value = getattr(found, attribute)
-            if value is not None and _does_not_fit(value, field.type):
-                why = f"{value} is no {field.type} - at `$.{field.name}`"
-                return Fault(row, DeadLetterReason.DOES_NOT_FIT, why)
-        return None
-
-
-def _does_not_fit(value: Decimal, kind: pa.Decimal128Type) -> bool:
-    if not value.is_finite():
-        return True
-    _, digits, exponent = value.normalize().as_tuple()
-    assert isinstance(exponent, int)
-    return bool(any(digits)) and (-exponent > kind.scale or len(digits) + exponent > kind.precision - kind.scale)
-
-
-def _struct(name: str, fields: Sequence[pa.Field]) -> type[msgspec.Struct]:
-    """Return a type whose attributes are the fields, under any name that JSON can have."""
-    made = [(f"f{number}", _judged_as(field.type) | None, None) for number, field in enumerate(fields)]
-    return msgspec.defstruct(name, made, rename={f"f{n}": field.name for n, field in enumerate(fields)}, gc=False)
-
-
-def _judged_as(kind: pa.DataType) -> Any:  # noqa: ANN401  a type
-    for is_it, judged in _JUDGED_AS.items():
-        if is_it(kind):
-            return judged
-    if pa.types.is_integer(kind):
-        most = 2 ** (kind.bit_width - 1)
-        return Annotated[int, msgspec.Meta(ge=-most, le=most - 1)]
-    if pa.types.is_list(kind):
-        return list[_judged_as(kind.value_type) | None]  # type: ignore[misc]
-    if pa.types.is_struct(kind):
-        return _struct("Struct", list(kind))
-    return str
-
-
-def _read_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as which Arrow's JSON parser reads values of a type."""
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_read_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _read_type(field.type)) for field in kind])
-    return kind
+def _stripped(record: bytes) -> bytes:
+    return record.removeprefix(_MARK).strip(_BLANKS)
 
 
 def _text_in_braces(values: pa.BinaryArray) -> pa.Buffer | None:

@@ -1,7 +1,7 @@
 """Turn columns of text into columns of times, dates and other types, in bulk, and say which rows are none.
 
-Every kind of records whose values are text shares this. Arrow's casts decide: a time of a type with a zone must have
-its own, and one without must not.
+Every kind of records whose values are text shares this. Arrow's casts decide, where they are exact (`exact_cast`): a
+time of a type with a zone must have its own, and one without must not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from receiver_runtime.record_formats.exact_cast import BASE64, DECIMAL, exact_cast
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 # Rows: a failing piece of so many is searched by halving, and a small one row by row.
 _PIECE, _SMALL_PIECE = 1024, 16
-# Wider than what Arrow takes: what does not match needs no search.
-_DAY = r"[+-]?\d{4,}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
-_TIME_OF_DAY = r"(?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d+)?)?)?"
-_ZONE = r"(?:Z|[+-]\d\d(?::?\d\d)?)"
+# All that Arrow takes of years 1 to 9999, and little more: 29 February. What does not match needs no search.
+_YEAR = r"(?:\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)"
+_MONTH_AND_DAY = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|[12]\d))"
+)
+_DAY = rf"{_YEAR}-{_MONTH_AND_DAY}"
+_TIME_OF_DAY = r"(?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d{1,6})?)?)?"
+_ZONE = r"(?:Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)"
 _DATE = rf"^{_DAY}$"
 _TIME = rf"^{_DAY}(?:[T ]{_TIME_OF_DAY})?$"
 _TIME_WITH_ZONE = rf"^{_DAY}[T ]{_TIME_OF_DAY}{_ZONE}$"
@@ -43,6 +48,7 @@ _NAMES = {
     "float": "FLOAT",
     "double": "DOUBLE",
     "date32[day]": "date",
+    "binary": "base64",
 }
 
 
@@ -51,7 +57,7 @@ def typed(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, dict[int, str]
     is_text = pa.types.is_string(column.type)
     if not (is_text and _may_be_lenient(column, kind)):
         try:
-            found = column.cast(kind)
+            found = exact_cast(column, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             pass
         else:
@@ -62,7 +68,7 @@ def typed(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, dict[int, str]
         column, faults = _refused(column, kind, np.flatnonzero(odd.to_numpy(zero_copy_only=False)))
     found = dict(_faulty_rows(column, kind))
     faults |= found
-    made = _without(column, np.array(sorted(found), np.int64)).cast(kind)
+    made = exact_cast(_without(column, np.array(sorted(found), np.int64)), kind)
     if is_text and pa.types.is_floating(kind):
         made, others = _finite(column, made)
         faults |= others
@@ -84,6 +90,10 @@ def _pattern(kind: pa.DataType) -> str:
         return _DATE if pa.types.is_date(kind) else _TIME_WITH_ZONE if kind.tz else _TIME
     if pa.types.is_boolean(kind):
         return _BOOLEAN
+    if pa.types.is_decimal(kind):
+        return DECIMAL
+    if pa.types.is_binary(kind):
+        return BASE64
     return _INTEGER if pa.types.is_integer(kind) else _NUMBER
 
 
@@ -138,7 +148,7 @@ def _faulty_rows(column: pa.Array, kind: pa.DataType) -> Iterator[tuple[int, str
         # A copy of the rows: the cast of a slice looks at the inner values of the whole column.
         piece = column.slice(first, count) if is_text else column.take(pa.array(np.arange(first, first + count)))
         try:
-            piece.cast(kind)
+            exact_cast(piece, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if count == 1 and is_text:
                 yield first, refusal(piece[0].as_py(), kind)

@@ -17,12 +17,16 @@ from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCh
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.record_formats.record_reader import Parsed, RecordReader
 from tracker_store.connection.errors import SchemaConflictError
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.sources.records.declared import Records
+
+# A reason may name a value, which may be as long as a record.
+_WHY_LETTERS = 300
 
 
 _RECORD_TYPES = {"string", "binary", "large_string", "large_binary"}
@@ -38,6 +42,8 @@ class TypedRows(RowCheck):
 
     Raises ValueError: blocks can't have these columns.
     """
+
+    records: Records
 
     def __init__(self, records: Records, source: pa.Schema, column: str) -> None:
         self.records = self._declared = records
@@ -88,7 +94,9 @@ class TypedRows(RowCheck):
         # Of the rows that were given; each letter is that of the next row that is left out.
         rows = np.arange(batch.num_rows) if checked.invalid is None else np.flatnonzero(~checked.invalid)
         letters = {
-            int(rows[fault.row]): DeadLetter(fault.reason, values[fault.row].as_py() or b"", why=fault.why)
+            int(rows[fault.row]): DeadLetter(
+                fault.reason, values[fault.row].as_py() or b"", why=shortened(fault.why, _WHY_LETTERS)
+            )
             for fault in parsed.faults
         }
         if checked.invalid is not None:

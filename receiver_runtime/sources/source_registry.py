@@ -48,7 +48,11 @@ def parse_source(declaration: Mapping[str, Any]) -> Source:
     try:
         return source.model_validate(dict(declaration))
     except ValidationError as error:
-        raise SourceError("; ".join(_sentence(source, detail) for detail in error.errors())) from error
+        details = error.errors()
+        secret = [detail["loc"] for detail in details if _is_of_secret(detail)]
+        # What is said of a field around one would show what was given for it.
+        shown = [one for one in details if not any(one["loc"] == loc[: len(one["loc"])] != loc for loc in secret)]
+        raise SourceError("; ".join(_sentence(source, detail) for detail in shown)) from error
 
 
 def _sentence(source: type[Source], detail: ErrorDetails) -> str:
@@ -64,8 +68,12 @@ def _sentence(source: type[Source], detail: ErrorDetails) -> str:
             return f"{field}: {kind} has no such field (found {detail['input']!r}): use {fields}"
         case "missing":
             return f"{field}: {kind} needs it and it is missing: give it"
-        case "value_error" if isinstance(detail.get("ctx", {}).get("error"), SecretError):
+        case "value_error" if _is_of_secret(detail):
             # The value that was given may be the secret itself.
             return f"{field}: {message}"
         case _:
             return f"{field}: {message} (found {detail['input']!r}): correct it"
+
+
+def _is_of_secret(detail: ErrorDetails) -> bool:
+    return isinstance(detail.get("ctx", {}).get("error"), SecretError)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from receiver_runtime.block_path.block_handler import BlockHandler
-    from receiver_runtime.block_path.letter_replay import LetterReplay
+    from receiver_runtime.block_path.dead_letters.letter_replay import LetterReplay
     from receiver_runtime.block_path.load.block_threads import BlockThreads
     from receiver_runtime.block_path.receiver_context import ReceiverContext
     from receiver_runtime.sources.receiver_settings import ReceiverSettings

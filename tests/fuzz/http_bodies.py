@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from receiver_runtime.block_path.text_check import TextCheck
-from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.acknowledgement import batch_of
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.intake import Intake
@@ -15,7 +14,7 @@ from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimit
 from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, PushRefusedError
 
 if TYPE_CHECKING:
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.refusals import RefusedError
 
@@ -24,7 +23,6 @@ MOST_VALUES = 20_000
 #: Characters of a refusal. What was sent is repeated in part, so that a sender can't make answers of any size.
 LONGEST_DETAIL = 1200
 REFUSALS = frozenset({400, 413, 415})
-_TEXT = TextCheck(arrow_schema(Http.columns))
 
 
 def limits() -> ParsingLimits:
@@ -40,7 +38,7 @@ def check_refusal(error: PushRefusedError | RefusedError, statuses: frozenset[in
     assert len(str(error)) <= LONGEST_DETAIL
 
 
-def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.RecordBatch | None:
+def check_taken(headers: Headers, parsed: Pushed | PushedRows | Plain, size: int) -> pa.RecordBatch | None:
     """Check what was taken of a body of ``size`` bytes; return the rows to store, or None."""
     rejected = parsed.rejected
     assert len(rejected) <= MOST_REJECTED
@@ -54,7 +52,7 @@ def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.Recor
         return None
     rows: pa.RecordBatch = batch_of([waiting])
     rows.validate(full=True)
-    assert _TEXT.is_valid(rows)
+    assert TextCheck(rows.schema).is_valid(rows)
     assert rows.num_rows == len(waiting.bodies) <= size
     pa.array(waiting.row_keys(), pa.string()).validate(full=True)
     return rows

@@ -16,6 +16,7 @@ from tracker_store.connection.engine import named_failures
 from tracker_store.receivers.receivers import condition_of
 from tracker_store.reports.listener_events import ListenerEvent
 from tracker_store.reports.rows import columns, only, read, read_statement
+from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -392,7 +393,7 @@ def page_columns(connection: sa.Connection, stream_id: int) -> PageColumns:
     with named_failures():
         row = connection.execute(
             sa.text("""
-                SELECT coalesce(s.declaration -> 'records', '{}') AS records,
+                SELECT coalesce(s.declaration -> 'source' -> CAST(:records AS text), '{}') AS records,
                     ARRAY(
                         SELECT v.columns
                         FROM forebay.stream_schemas v
@@ -410,7 +411,7 @@ def page_columns(connection: sa.Connection, stream_id: int) -> PageColumns:
                 ) AS letters
                 WHERE s.id = :stream
             """),
-            {"stream": stream_id},
+            {"stream": stream_id, "records": RECORDS_FIELD},
         ).one()
     return PageColumns(
         [[(name, kind) for name, kind in version] for version in row.versions],

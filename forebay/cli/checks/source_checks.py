@@ -21,11 +21,14 @@ from forebay.cli.checks.findings import Finding, Health
 from forebay.cli.checks.own_ports import Holder, holder_of
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from receiver_runtime.sources.fields.tcp import parse_listen
+from receiver_runtime.sources.fields.verification import Verification
 from receiver_runtime.sources.plugins import registered
+from receiver_runtime.sources.records.ddl import type_name
+from receiver_runtime.sources.records.registry import RecordsError, parse_records
 from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from orchestration.declarations.pipeline import Stream
     from receiver_runtime.sources.source import Source
@@ -69,6 +72,22 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
             if stream.records is not None and not getattr(receiver, "record_column", ""):
                 found = f"records=: {source.address} names no column to parse"
                 yield Finding(name, Health.FAILED, found, "Set its record_column, or leave out records=.")
+    if stream.records is not None:
+        yield check_records(name, stream.records.model_dump(mode="json"))
+
+
+def check_records(name: str, declaration: Mapping[str, Any]) -> Finding:
+    """Check that this environment can parse the records of a typed stream, given as they are stored."""
+    try:
+        records = parse_records(declaration)
+        records.load_reader()(records)
+    except (RecordsError, ImportError, ValueError) as error:
+        return Finding(name, Health.FAILED, f"its records can't be parsed here: {error}", "Correct it, or install it.")
+    columns = [
+        f"{column} {type_name(kind)}{' NOT NULL' if column in records.required else ''}"
+        for column, kind in records.columns
+    ]
+    return Finding(name, Health.OK, f"{records.kind} records: {', '.join(columns) or 'columns of their schemas'}")
 
 
 def check_listening(
@@ -108,12 +127,20 @@ def _reached(name: str, source: Source, answering: list[tuple[_SourcePlace, str]
 
 
 def _secrets(name: str, source: Source) -> Iterator[Finding]:
-    for secret in _references(source):
+    checks: list[Callable[[], object]] = [secret.resolve for secret in _references(source)]
+    verify = getattr(source, "verify", None)
+    if isinstance(verify, Verification):
+        # Whether they are written as their sender writes them, too.
+        checks.append(verify.check_secrets)
+    said = set()
+    for check in checks:
         try:
-            secret.resolve()
+            check()
         except SecretError as error:
-            # Only the agent's environment counts, which may be another one.
-            yield Finding(name, Health.WARNING, str(error), "Set it where the receiver's agent runs.")
+            said.add(str(error))
+    for why in sorted(said):
+        # Only the agent's environment counts, which may be another one.
+        yield Finding(name, Health.WARNING, why, "Set it where the receiver's agent runs.")
 
 
 def _references(value: Any) -> Iterator[Secret]:  # noqa: ANN401  any field

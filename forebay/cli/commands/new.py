@@ -9,6 +9,7 @@ import json
 import keyword
 import shlex
 import sys
+from enum import StrEnum
 from importlib import resources
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -33,6 +34,15 @@ _FILES: Final = {
     "README.md.txt": "README.md",
     "gitignore.txt": ".gitignore",
 }
+
+
+class ProjectSource(StrEnum):
+    """Name the source that a project begins with. The templates of its folder, if it has one, replace the others."""
+
+    HTTP = "http"
+    WEBHOOK = "webhook"
+
+
 # Modules of the project itself.
 _TAKEN: Final = ("definitions",)
 # Named, because the working directory may be a checkout of Forebay.
@@ -76,8 +86,8 @@ def is_taken(module: str) -> bool:
     return PathFinder.find_spec(module, elsewhere) is not None
 
 
-def make_project(directory: Path) -> list[Path]:
-    """Write the files of a project named like `directory`; return their paths below it.
+def make_project(directory: Path, source: ProjectSource = ProjectSource.HTTP) -> list[Path]:
+    """Write the files of a project named like `directory`, with this source; return their paths below it.
 
     Raises:
         CommandError: the name can't be used, the directory has files already, or it can't be written.
@@ -94,7 +104,9 @@ def make_project(directory: Path) -> list[Path]:
         paths = []
         for template, name in _FILES.items():
             path = directory / Template(name).substitute(values)
-            text = Template((templates / template).read_text(encoding="utf-8")).substitute(values)
+            of_source = templates / source / template
+            found = of_source if of_source.is_file() else templates / template
+            text = Template(found.read_text(encoding="utf-8")).substitute(values)
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
             paths.append(path.relative_to(directory))
@@ -107,11 +119,16 @@ def new(
     project: Annotated[
         Path, typer.Argument(metavar="PROJECT", help="The directory to make. Its name is the project's: my-shop.")
     ],
+    source: Annotated[
+        ProjectSource,
+        typer.Option(help="What it receives: plain HTTP requests, or signed web hooks."),
+    ] = ProjectSource.HTTP,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Make a project of your own: a pipeline, its test, and what Dagster and pip need. It runs at once.
 
-    The pipeline receives orders over HTTP and adds them up every ten seconds; README.md there says how to send some.
+    The pipeline receives orders over HTTP and adds them up every ten seconds. With `--source webhook` it counts web
+    hooks of GitHub. README.md there says how to send some.
     `forebay init` is the same command.
 
     For example:
@@ -122,7 +139,7 @@ def new(
     """
     console = Console(highlight=False, soft_wrap=True, stderr=as_json)
     with clear_errors(console):
-        paths = make_project(project)
+        paths = make_project(project, source)
     directory = project.resolve()
     module = module_name(directory.name)
     if as_json:

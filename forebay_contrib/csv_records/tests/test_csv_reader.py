@@ -151,6 +151,15 @@ def test_separator_and_quote_are_those_declared() -> None:
     assert read(b'a"b,1', reader=reader).batch.to_pylist() == [{"a": 'a"b', "b": 1}]
 
 
+def test_a_header_never_becomes_a_row_if_it_is_declared() -> None:
+    values = [b"a,b", b'"a",b\r\n', b"a,", b"b,a"]
+    reader = CsvReader(Csv("a STRING, b STRING", header=True))
+    parsed = read(*values, reader=reader)
+    assert parsed.batch["a"].to_pylist() == ["a", "b"]
+    assert [(fault.row, fault.why) for fault in parsed.faults] == [(0, "it is the header"), (1, "it is the header")]
+    assert read(*values, reader=PAIRS).batch.num_rows == 4
+
+
 def test_times_may_have_a_format() -> None:
     reader = CsvReader(Csv("day DATE, at TIMESTAMP_NTZ", times={"day": "%d.%m.%Y", "at": "%Y-%m-%d %H:%M:%S,%f"}))
     parsed = read(b'31.12.2025,"2026-01-02 03:04:05,067"', b"30.02.2025,", b"1.2.2025,", reader=reader)

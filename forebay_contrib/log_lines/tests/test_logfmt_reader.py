@@ -113,6 +113,12 @@ def test_values_are_those_that_python_reads(lines: list[str]) -> None:
     check(lines, READER, {name: READ[name] for name in NAMES})
 
 
+@pytest.mark.parametrize("end", ["\\", "\\\\", "\\\\\\", "\\\\\\\\", "n\\\\"])
+def test_backslashes_before_a_quote_are_counted(end: str) -> None:
+    line = f'a="{end}" ab="x y"'
+    check([line, "a=b", line + " b", f"a={end}"], FEW, {"a": str, "ab": str, "b": READ["paid"]})
+
+
 @settings(max_examples=examples(3000))
 @given(st.lists(st.text('ab=" \\n\t\r\né', max_size=14), max_size=6))
 @pytest.mark.search

@@ -93,6 +93,19 @@ def time_of(text: str) -> datetime | None:
         return None
 
 
+def test_days_that_a_month_does_not_have_are_no_times() -> None:
+    texts = [
+        f"{day:02}/{month}/{year}:23:59:59.0 Z"
+        for day in range(33)
+        for month in ("Jan", "FEB", "apr", "Mai")
+        for year in ("0000", "2023", "2024")
+    ]
+    parsed = read(TIMES, *(text.encode() for text in texts))
+    made = [time_of(text) for text in texts]
+    assert parsed.batch["at"].to_pylist() == [time for time in made if time is not None]
+    assert [fault.row for fault in parsed.faults] == [number for number, time in enumerate(made) if time is None]
+
+
 @settings(max_examples=examples(2000))
 @given(st.lists(_times, max_size=6))
 @pytest.mark.search

@@ -11,6 +11,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from tests.support.polling import joined
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -104,4 +106,4 @@ def registry_server() -> Iterator[RegistryServer]:
             yield made
         finally:
             server.shutdown()
-            thread.join()
+            joined(thread)

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forebay_contrib.syslog.declaration import Syslog
+from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.sockets.datagram_listener import DROPPED
+from receiver_runtime.record_formats.typed_rows import TypedRows
+from receiver_runtime.sources.records.json_records import Json
 from receiver_runtime.sources.source_registry import parse_source
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
@@ -93,6 +97,20 @@ def test_messages_of_logger(tmp_path: Path, transport: str, form: str) -> None:
         if form == "--rfc5424":
             assert abs((row["received_at"] - row["timestamp"]).total_seconds()) < 60
             assert row["structured_data"].startswith("[timeQuality ")
+
+
+def test_messages_of_a_typed_stream_are_parsed_and_kept_whole_beside(tmp_path: Path) -> None:
+    check = TypedRows(Json("item STRING NOT NULL"), schema_of(Syslog.columns), Syslog.record_column)
+    sent = [b'<13>Oct 11 22:14:15 host app: {"item": "tea"}', b"<13>1 - host app - - -", b"<13>app: no json"]
+    with rig(tmp_path, syslog("tcp"), row_check=check) as made:
+        with connect(port_of(made)) as stream:
+            stream.sendall(b"".join(one + b"\n" for one in sent))
+            eventually(lambda: records(made) == 2 and made.dead_letters(), "two rows and a dead letter")
+        parsed, empty = rows(made)
+        assert made.dead_letters() == [("unparsable", 0, b"no json")]
+    assert (parsed["item"], parsed["_app_name"], parsed["_raw"]) == ("tea", "app", sent[0])
+    # It has no message that could lack an item.
+    assert (empty["item"], empty["_hostname"], empty["_raw"]) == (None, "host", sent[1])
 
 
 def test_udp_and_tcp_on_one_port_and_a_stop_that_drains(tmp_path: Path) -> None:

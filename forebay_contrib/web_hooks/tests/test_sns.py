@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 
 from forebay_contrib.web_hooks.sns import Sns
-from forebay_contrib.web_hooks.sns_check import SnsCheck
+from forebay_contrib.web_hooks.sns_check import SnsCheck, fetch
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.sources.source_registry import parse_source
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
+from tests.unit.receiver_runtime.support import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -296,6 +300,13 @@ def test_a_subscription_is_confirmed_once() -> None:
     assert amazon.asked == [_CERTIFICATE, _ADDRESS]
     checked(check, signed({**_SUBSCRIPTION, "Type": "UnsubscribeConfirmation", "MessageId": "2"}))
     assert amazon.asked == [_CERTIFICATE, _ADDRESS]
+    # Two that came before the first one was confirmed.
+    body = json.dumps(signed({**_SUBSCRIPTION, "MessageId": "3"})).encode()
+    works = [check.begin(_HEADERS, b"").work_before(body) for _ in range(2)]
+    for work in works:
+        assert work is not None
+        work()
+    assert amazon.asked == [_CERTIFICATE, _ADDRESS, _ADDRESS]
 
 
 def test_a_subscription_that_is_not_signed_is_not_confirmed() -> None:
@@ -340,11 +351,11 @@ def test_a_server_takes_sns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     amazon = Amazon()
     threads = []
 
-    def fetch(url: str) -> bytes:
+    def asked(url: str) -> bytes:
         threads.append(threading.current_thread().name)
         return amazon.fetch(url)
 
-    monkeypatch.setattr(SnsCheck.__init__, "__kwdefaults__", {"clock": _NOW.timestamp, "fetch": fetch})
+    monkeypatch.setattr(SnsCheck.__init__, "__kwdefaults__", {"clock": _NOW.timestamp, "fetch": asked})
     sent = {"Content-Type": "text/plain; charset=UTF-8", "x-amz-sns-message-type": "Notification"}
     with listening(tmp_path, verify=Sns(topics=_TOPIC), key_from="body:/MessageId") as one:
         for _ in range(2):
@@ -365,13 +376,78 @@ def test_a_server_takes_sns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {name.rpartition("_")[0] for name in threads} == {"http check"}
 
 
+def test_few_requests_wait_for_amazon_and_a_refused_one_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amazon = Amazon()
+    may_answer = threading.Event()
+
+    def asked(url: str) -> bytes:
+        found = amazon.fetch(url)
+        assert may_answer.wait(30)
+        return found
+
+    monkeypatch.setattr(SnsCheck.__init__, "__kwdefaults__", {"clock": _NOW.timestamp, "fetch": asked})
+    monkeypatch.setattr("receiver_runtime.receivers.http.body_reader._MOST_TO_CHECK", 1)
+    sent = {"Content-Type": "text/plain", "x-amz-sns-message-type": "Notification"}
+    room: dict[str, Any] = {"max_body_bytes": "8KiB", "max_record_bytes": "8KiB", "max_waiting_bytes": "8KiB"}
+    body = json.dumps(signed(_NOTIFICATION)).encode()
+    with listening(tmp_path, verify=Sns(topics=_TOPIC), **room) as one, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(one.post, body, sent)
+        eventually(lambda: bool(amazon.asked), "the first one is being checked")
+        answer = one.post(body, sent)
+        assert (answer.status, "1 others wait to be checked" in answer.json()["detail"]) == (503, True)
+        may_answer.set()
+        assert first.result(30).status == 200
+        large = json.dumps(signed({**_NOTIFICATION, "TopicArn": f"{_TOPIC}2", "Message": "x" * 3000})).encode()
+        assert [one.post(large, sent).status for _ in range(5)] == [401] * 5
+        assert one.post(body, sent).status == 200
+        assert one.bodies() == [body] * 2
+
+
+class _Pages(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/good")
+            self.end_headers()
+            return
+        self.send_response(404 if self.path == "/none" else 200)
+        self.end_headers()
+        size = {"/good": 10, "/most": 2**16, "/large": 2**16 + 1}.get(self.path, 0)
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(b"x" * size)
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+def test_what_is_fetched_is_small_and_comes_from_the_address_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}"
+            assert [len(fetch(f"{address}{path}")) for path in ("/good", "/most")] == [10, 2**16]
+            for path in ("/large", "/moved", "/none"):
+                with pytest.raises(OSError, match=r"more than 65536 bytes|HTTP Error (302|404)"):
+                    fetch(f"{address}{path}")
+        finally:
+            server.shutdown()
+            serving.join()
+    with pytest.raises(OSError, match="refused"):
+        fetch(f"{address}/good")
+
+
 def test_it_is_stored_as_itself_and_names_what_a_host_must_have() -> None:
     source = Http(listen="127.0.0.1:0", verify=Sns(topics=[_TOPIC]))
     stored = source.model_dump(mode="json")
     assert stored["verify"]["kind"] == "sns"
     assert parse_source(stored) == source
     assert source.plugins == {"forebay.http_protocols": ("sns",), "forebay.web_hooks": ("sns",)}
-    with pytest.raises(ValueError, match="'telegram' is no way to verify requests"):
+    with pytest.raises(ValueError, match="registers 'telegram'"):
         parse_source({**stored, "verify": {"kind": "telegram"}})
     with pytest.raises(ValueError, match="is no topic: give its ARN"):
         Sns(topics="MyTopic")

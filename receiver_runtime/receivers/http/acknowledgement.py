@@ -71,10 +71,11 @@ class Stored:
 class WaitingRequest:
     """Hold a request's records. Sequences have one element per record; values that all records share are there once.
 
-    Where the bodies are a column, no other field is a sequence.
+    Where the bodies are a column, no other field is a sequence. Where they are rows of the receiver's columns, nothing
+    else is kept.
     """
 
-    bodies: Sequence[bytes | None] | pa.BinaryArray
+    bodies: Sequence[bytes | None] | pa.BinaryArray | pa.RecordBatch
     path: str
     received_at: int
     content_type: str | None = None
@@ -101,6 +102,9 @@ class WaitingRequest:
     def __post_init__(self) -> None:
         """Count the bytes."""
         rows = len(self.bodies)
+        if isinstance(self.bodies, pa.RecordBatch):
+            self.nbytes = self.bodies.nbytes
+            return
         each = len(self.path) + len(self.content_type or "") + len(self.request_key or "")
         if self.request_attributes:
             each += _size(self.request_attributes)
@@ -116,6 +120,11 @@ class WaitingRequest:
         else:
             bodies = sum([len(body) for body in self.bodies if body is not None])
         self.nbytes = bodies + self.beside_bodies + _ROW_BYTES * rows
+
+    @property
+    def sender(self) -> str:
+        """Return who sends, as far as the source tells senders apart: the token's scope, or all of them together."""
+        return f"sender {self.key_scope or ''}"
 
     def row_keys(self) -> Sequence[str | None] | None:
         """Return a key per record, or None where no record has one. A request's key counts for all its records."""
@@ -155,9 +164,12 @@ def _size(attributes: Mapping[str, str] | None) -> int:
 def batch_of(group: Sequence[WaitingRequest]) -> pa.RecordBatch:
     """Return the records of requests, in order, with the source's columns."""
     batches: list[pa.RecordBatch] = []
-    for are_columns, some in groupby(group, lambda one: isinstance(one.bodies, pa.Array)):
+    for kind, some in groupby(group, lambda one: type(one.bodies)):
         requests = list(some)
-        batches.append(_batch_of_columns(requests) if are_columns else _batch_of_records(requests))
+        if kind is pa.RecordBatch:
+            batches += [one.bodies for one in requests]
+        else:
+            batches.append(_batch_of_columns(requests) if issubclass(kind, pa.Array) else _batch_of_records(requests))
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
@@ -326,6 +338,7 @@ class Acknowledgement:
                 _joined(group, [keys for _, keys in gathered]),
                 unscoped_keys=_joined(group, [one.unscoped_row_keys() for one in group]),
                 requests=[len(one.bodies) for one in group],
+                senders=[one.sender for one in group],
             )
         except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)

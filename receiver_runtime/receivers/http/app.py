@@ -222,7 +222,7 @@ class HttpApp:
         return route
 
     def _path(self) -> str:
-        return f"/v1/{self._supervisor.stream_name or '{stream}'}"
+        return self._source.path_of(self._supervisor.stream_name or "{stream}")
 
     def _methods(self, route: Route) -> Sequence[str]:
         asked = ["GET"] if route.answer_get is not None else []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.framing_checks import BodyFraming
     from receiver_runtime.receivers.http.requests.protocol import CheckedRequest
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.route import Reply, Route
 
@@ -113,7 +113,7 @@ class BodyReader:
 
     async def read(
         self, body: RequestBody, route: Route, headers: Headers, encoding: str | None, signed: CheckedRequest | None
-    ) -> Pushed | Plain | Reply:
+    ) -> Pushed | PushedRows | Plain | Reply:
         """Return what the route's parser makes of the body, if it is signed as it must be.
 
         Raises:
@@ -210,7 +210,7 @@ class BodyReader:
         data: bytes,
         encoding: str | None,
         signed: CheckedRequest | None,
-    ) -> Pushed | Plain | Reply:
+    ) -> Pushed | PushedRows | Plain | Reply:
         """Parse a body. The admission no longer counts it when its parsing has ended."""
         held = len(data)
 
@@ -225,7 +225,7 @@ class BodyReader:
             most_values=self._source.max_body_values, seconds=self._source.parse_timeout, on_grown=grow
         )
 
-        def parse() -> Pushed | Plain | Reply:
+        def parse() -> Pushed | PushedRows | Plain | Reply:
             limits.check()
             if signed is not None:
                 signed.check(data)
@@ -245,8 +245,8 @@ class BodyReader:
         return await self._parsed(body, limits, asyncio.wrap_future(job))
 
     async def _parsed(
-        self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | Plain | Reply]
-    ) -> Pushed | Plain | Reply:
+        self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | PushedRows | Plain | Reply]
+    ) -> Pushed | PushedRows | Plain | Reply:
         try:
             return await self._finished(body, job)
         finally:

@@ -16,7 +16,7 @@ from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pyda
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.fields.verification import WEB_HOOKS, Verification
-from receiver_runtime.sources.plugins import PluginError, load, registered
+from receiver_runtime.sources.plugins import PluginError, load
 from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ HTTP_PROTOCOLS = "forebay.http_protocols"
 #: The path of a stream's plain bodies. A route may share it, if its ``matches`` knows its requests by their headers.
 STREAM_PATH = "/v1/{stream}"
 
-#: What stands before the JSON pointer of ``key_from``.
+#: What stands before the JSON pointer of ``key_from``, or before the name of a form's field.
 IN_BODY = "body:"
+IN_FORM = "form:"
 
 _POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
@@ -45,12 +46,14 @@ def _declared_check(value: object) -> object:
     kind = value.get("kind", _HMAC) if isinstance(value, dict) else _HMAC
     if kind == _HMAC:
         return value
-    if kind not in registered(WEB_HOOKS):
-        raise ValueError(f"kind: {kind!r} is no way to verify requests: install the package that registers it")
     try:
-        return load(WEB_HOOKS, kind, Verification).model_validate(value)
+        found = load(WEB_HOOKS, kind, Verification) if isinstance(kind, str) else Hmac
     except PluginError as error:
         raise ValueError(f"kind: {error}") from error
+    if issubclass(found, Hmac):
+        said = f"kind: {kind!r} is no way to verify requests: give the sender's class, or leave kind out"
+        raise ValueError(said)  # noqa: TRY004  pydantic takes it as the field's
+    return found.model_validate(value)
 
 
 def _is_hmac(value: object) -> str:
@@ -83,8 +86,8 @@ class Http(Source):
         verify: how senders sign their requests, as ``Hmac(...)`` or a sender's name of ``forebay.web_hooks``, such as
             ``GitHub(EnvVar("SECRET"))``. A request that is not signed so is refused with 401. None by default.
         key_from: where a request's key is, in place of the header ``Idempotency-Key``: ``"header:X-GitHub-Delivery"``,
-            or ``"body:/id"``, a JSON pointer to a string or a whole number of a body in JSON. A request that has none
-            there is taken without a key.
+            or ``"body:/id"``, a JSON pointer to a string or a whole number of a body in JSON, or ``"form:MessageSid"``,
+            a field of a form. A request that has none there is taken without a key.
         tls: a ``Tls`` with ``certificate_file`` and ``key_file``; no TLS by default.
         body: how a body becomes records: ``"json"`` is one value or an array of them, ``"json_lines"`` and ``"lines"``
             are one record per line, ``"whole"`` is one record. ``"auto"`` goes by the content type, and looks at the
@@ -202,8 +205,12 @@ class Http(Source):
     def _check_key_from(cls, place: str | None) -> str | None:
         if place is None or (place.startswith(IN_BODY) and _POINTER.fullmatch(place.removeprefix(IN_BODY))):
             return place
+        if place.startswith(IN_FORM) and place != IN_FORM:
+            return place
         if not place.startswith(IN_HEADER):
-            raise ValueError(f"{place!r} is no place of a key: give one as 'header:X-GitHub-Delivery' or 'body:/id'")
+            raise ValueError(
+                f"{place!r} is no place of a key: give one as 'header:X-GitHub-Delivery', 'body:/id' or 'form:id'"
+            )
         return check_header_place(place)
 
     @field_validator("webhook_origins")

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS, IN_BODY, STREAM_PATH
-from receiver_runtime.receivers.http.requests.idempotency_key import BodyKey
+from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS, IN_BODY, IN_FORM, STREAM_PATH
+from receiver_runtime.receivers.http.requests.idempotency_key import BodyKey, FormKey
 from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
 from receiver_runtime.receivers.http.requests.records import Plain, lines_at_once, parse_plain
 from receiver_runtime.receivers.http.requests.route import Described, Route
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.route import Handshake, Parser, Reply
 
 _PLAIN = Described(
@@ -55,7 +55,9 @@ def _parse_plain(headers: Headers, body: bytes, source: Http, limits: ParsingLim
     return parse_plain(headers, body, most_bytes=source.max_record_bytes, form=source.body, limits=limits)
 
 
-def _parse_with_key(key: BodyKey, headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> Plain:
+def _parse_with_key(
+    key: BodyKey | FormKey, headers: Headers, body: bytes, source: Http, limits: ParsingLimits
+) -> Plain:
     return replace(_parse_plain(headers, body, source, limits), key=key.of(body, limits))
 
 
@@ -74,8 +76,10 @@ def routes_of(source: Http) -> Sequence[Route]:
     handshakes = [protocol.handshakes() for protocol in protocols]
     posts = [found["POST"] for found in handshakes if "POST" in found]
     gets = [found["GET"] for found in handshakes if "GET" in found]
-    if source.key_from is not None and source.key_from.startswith(IN_BODY):
-        key = BodyKey(source.key_from.removeprefix(IN_BODY))
+    place = source.key_from or ""
+    if place.startswith((IN_BODY, IN_FORM)):
+        name = place[len(IN_BODY) :]
+        key = BodyKey(name) if place.startswith(IN_BODY) else FormKey(name)
         plain = Route(STREAM_PATH, _is_any, partial(_parse_with_key, key), _PLAIN)
     else:
         plain = Route(STREAM_PATH, _is_any, _parse_plain, _PLAIN, parse_at_once=_lines_at_once)
@@ -98,7 +102,7 @@ def _first_answer(handshakes: Sequence[Handshake], headers: Headers, asked: byte
 
 def _answer_or_parse(
     handshakes: Sequence[Handshake], parse: Parser, headers: Headers, body: bytes, source: Http, limits: ParsingLimits
-) -> Pushed | Plain | Reply:
+) -> Pushed | PushedRows | Plain | Reply:
     reply = _first_answer(handshakes, headers, body, source)
     return parse(headers, body, source, limits) if reply is None else reply
 

@@ -6,11 +6,12 @@ Only the declaration and its checks; ``receiver_runtime.receivers.http.requests.
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
+from receiver_runtime.sources.fields.secret import Secret, SecretError
 from receiver_runtime.sources.fields.units import parse_duration
 from receiver_runtime.sources.fields.verification import Verification
 
@@ -131,3 +132,34 @@ class Hmac(Verification):
         if self.timestamp_from is not None and self.timestamp_from.startswith(IN_SIGNATURE) and not self.separator:
             raise ValueError("timestamp_from: the signature's header has one part: give separator too")
         return self
+
+    def read_keys(self) -> list[bytes]:
+        """Read the secrets, and return the keys that they hold: a line each, so that an old one and a new one count.
+
+        Raises:
+            SecretError: a secret is missing, or is not written as declared.
+        """
+        return [key for secret in self.secrets for key in self._keys_of(secret)]
+
+    def check_secrets(self) -> None:
+        """See ``Verification``."""
+        self.read_keys()
+
+    def _keys_of(self, secret: Secret) -> list[bytes]:
+        texts = [line.strip().removeprefix(self.secret_prefix) for line in secret.resolve().splitlines()]
+        try:
+            keys = [_key(text, self.secret_encoding) for text in texts if text]
+        except ValueError:
+            raise SecretError(
+                f"a secret of signatures is no {self.secret_encoding}: copy it from the sender, a line each, into "
+                f"{secret}"
+            ) from None
+        if not keys or not all(keys):
+            raise SecretError(f"there is no secret of signatures: write one, or several in a line each, into {secret}")
+        return keys
+
+
+def _key(text: str, encoding: str) -> bytes:
+    if encoding == "base64":
+        return b64decode(text, validate=True)
+    return bytes.fromhex(text) if encoding == "hex" else text.encode()

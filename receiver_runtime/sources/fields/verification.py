@@ -37,3 +37,10 @@ class Verification(BaseModel):
         module, _, name = self.check_class.partition(":")
         loaded: type = getattr(importlib.import_module(module), name)
         return loaded
+
+    def check_secrets(self) -> None:
+        """Read the secrets, if there are any.
+
+        Raises:
+            SecretError: one is missing here, or can't be used.
+        """

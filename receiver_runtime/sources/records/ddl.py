@@ -32,6 +32,8 @@ _TYPES = {
 _DECIMALS = frozenset({"DECIMAL", "DEC", "NUMERIC"})
 _MOST_DIGITS = 38
 _DEFAULT_DIGITS = 10
+# Types within types: Arrow's and Spark's own readers of them go deep by calling themselves.
+_DEEPEST = 32
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([A-Za-z_][A-Za-z0-9_]*)|('(?:[^'\\]|\\.)*'|\d+|[<>(),:]))")
 # What Arrow's text of a type ends a field's name with.
 _NO_FIELD = frozenset("<>[](),:")
@@ -84,7 +86,7 @@ class _Ddl:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._at = self._depth = 0
         self._kind, self._value = self._next()
 
     def columns(self) -> Columns:
@@ -92,6 +94,7 @@ class _Ddl:
         required: list[str] = []
         while True:
             name = self._name("a column's name")
+            self._takes(":")
             columns.append((name, self._type()))
             if self._takes_word("NOT"):
                 self._expect_word("NULL")
@@ -114,8 +117,12 @@ class _Ddl:
         if word in _DECIMALS:
             return self._decimal()
         self._expect("<")
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise DdlError(f"there are more than {_DEEPEST} types in one another: flatten them")
         found = {"ARRAY": self._array, "MAP": self._map, "STRUCT": self._struct}[word]()
         self._expect(">")
+        self._depth -= 1
         return found
 
     def _decimal(self) -> str:
@@ -140,17 +147,19 @@ class _Ddl:
         return f"map<{key}, {self._type()}>"
 
     def _struct(self) -> str:
-        fields = []
+        fields: dict[str, str] = {}
         while True:
             name = self._name("a field's name")
-            if not _NO_FIELD.isdisjoint(name):
-                raise DdlError(f"{self._text!r}: a field can't be named {name!r}: leave out <>[](),:")
+            if not _NO_FIELD.isdisjoint(name) or name != name.strip():
+                raise DdlError(f"{self._text!r}: a field can't be named {name!r}: leave out <>[](),: and outer blanks")
+            if name.lower() in fields:
+                raise DdlError(f"{self._text!r}: two fields have one name in Spark, {name!r}: rename one")
             self._takes(":")
-            fields.append(f"{name}: {self._type()}")
+            fields[name.lower()] = f"{name}: {self._type()}"
             if self._takes_word("COMMENT"):
                 self._comment()
             if not self._takes(","):
-                return f"struct<{', '.join(fields)}>"
+                return f"struct<{', '.join(fields.values())}>"
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class Records(BaseModel):
     Args:
         columns: (name, Arrow type in text) of what is parsed, in order.
         required: the names of columns that no record may lack.
+        keep: the names of the source's other columns that are kept; None: all.
         raw: keep each record as it came, in the column ``_raw``.
     """
 
@@ -37,15 +38,16 @@ class Records(BaseModel):
     kind: str
     columns: tuple[tuple[str, str], ...]
     required: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = None
     raw: bool = False
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         seen: dict[str, str] = {}
         for name, _ in self.columns:
-            before = seen.setdefault(name.lower(), name)
-            if before != name or [one for one, _ in self.columns].count(name) > 1:
-                raise ValueError(f"the columns {before!r} and {name!r} have one name in Spark: rename one")
+            if name.lower() in seen:
+                raise ValueError(f"the columns {seen[name.lower()]!r} and {name!r} have one name in Spark: rename one")
+            seen[name.lower()] = name
         if not seen and not self.columns_grow:
             raise ValueError("there is no column: declare at least one")
         return self
@@ -69,7 +71,8 @@ class Records(BaseModel):
             record: the one of them that holds the record.
 
         Raises:
-            ValueError: a parsed column has the name of another one, or none of the source's is the record.
+            ValueError: a parsed column has the name of another one, one that is to be kept is none, or none of the
+                source's is the record.
         """
         kinds = dict(source)
         if not kinds:
@@ -87,8 +90,18 @@ class Records(BaseModel):
         """Return the columns of a source that blocks have beside the parsed ones, each with its name there.
 
         A source that has a column ``raw`` keeps each record as it came by itself, and under the same name.
+
+        Raises:
+            ValueError: ``keep`` names a column that the source has not.
         """
         names = list(source)
-        if self.raw and "raw" not in names:
-            return {name: RAW if name == record else f"_{name}" for name in names}
-        return {name: f"_{name}" for name in names if name != record}
+        others = {name: f"_{name}" for name in names if name != record}
+        if unknown := [name for name in self.keep or () if name not in others.values()]:
+            raise ValueError(
+                f"keep: there is no column {', '.join(map(repr, unknown))} beside the record: this source has "
+                f"{', '.join(others.values()) or 'none'}{'; raw=True keeps the record' if RAW in unknown else ''}"
+            )
+        if self.raw and RAW not in others.values():
+            others = {name: others.get(name, RAW) for name in names}
+        kept = {RAW, *self.keep} if self.keep is not None and self.raw else self.keep
+        return others if kept is None else {of: name for of, name in others.items() if name in kept}

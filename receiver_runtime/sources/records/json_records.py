@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from receiver_runtime.sources.records.classes import declared_by_class
 from receiver_runtime.sources.records.ddl import parse_ddl
 from receiver_runtime.sources.records.declared import Records
+from receiver_runtime.sources.records.shapes import Rule  # noqa: TC001  pydantic evaluates it
+
+Coercion = Literal["assume_utc", "booleans", "empty_as_null", "epoch_ms", "epoch_s", "epoch_us", "numbers", "text"]
+_MAP_KEY = re.compile(r"map<([^,]*),")
+_EPOCHS = frozenset({"epoch_s", "epoch_ms", "epoch_us"})
 
 
-class Json(Records):
+def _listed(names: object) -> object:
+    """Return several names where one is given, or a set."""
+    if isinstance(names, str):
+        return [names]
+    return sorted(names, key=str) if isinstance(names, (set, frozenset)) else names
+
+
+def _in_order(names: tuple[Coercion, ...]) -> tuple[Coercion, ...]:
+    """Return each name once, so that one choice is one declaration."""
+    return tuple(sorted(set(names)))
+
+
+class JsonObjects(Records):
+    """One kind of record that is a JSON object. A subclass says where its columns come from.
+
+    Args:
+        rules: what values must keep.
+        closed: refuse members without a column.
+        coerce: names of what is near enough, of those that docs/how-to/typed-streams.md describes.
+    """
+
+    reader_class: ClassVar[str] = "receiver_runtime.record_formats.checked_json:CheckedJsonReader"
+    is_json: ClassVar[bool] = True
+
+    rules: tuple[Rule, ...] = ()
+    closed: bool = False
+    coerce: Annotated[tuple[Coercion, ...], BeforeValidator(_listed), AfterValidator(_in_order)] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, kind in self.columns:
+            keys = {key for key in _MAP_KEY.findall(kind) if key != "string"}
+            if keys:
+                raise ValueError(f"column {name!r}: names in JSON are text: use MAP<STRING, …>, not {kind}")
+        if len(units := _EPOCHS.intersection(self.coerce)) > 1:
+            raise ValueError(f"coerce: {', '.join(sorted(units))}: a number is one of these: name one")
+        if self.rules:
+            # Only its reader knows which patterns it takes.
+            self.load_reader()(self)
+        return self
+
+
+class Json(JsonObjects):
     """Each record is one JSON object: its members become columns by name; members without a column are left out.
 
     A record that does not fit becomes a dead letter, and the records beside it are stored. Nothing is guessed: a number
@@ -18,26 +67,20 @@ class Json(Records):
     member, or null, is null in its column, unless that is NOT NULL.
 
     Args:
-        schema: the columns in Spark's DDL, as ``"item STRING, pieces BIGINT NOT NULL, at TIMESTAMP"``.
+        schema: the columns in Spark's DDL, as ``"item STRING, pieces BIGINT NOT NULL, at TIMESTAMP"``; or a class: a
+            pydantic model, a dataclass, a TypedDict or a Struct of msgspec. What is not Optional is NOT NULL.
+        coerce: names of what is near enough, of those that docs/how-to/typed-streams.md describes.
+        keep: which of the source's other columns are kept, such as ``["_received_at"]``; by default all.
         raw: also keep each record as it came, in the column ``_raw``.
     """
 
-    reader_class: ClassVar[str] = "receiver_runtime.record_formats.json_reader:JsonReader"
-    is_json: ClassVar[bool] = True
-
     kind: Literal["json"] = "json"
 
-    def __init__(self, schema: str | None = None, /, **fields: Any) -> None:  # noqa: ANN401  a model's fields
-        """Take the columns from DDL, or, stored before, as ``columns`` and ``required``. Raises ValueError."""
-        if schema is not None:
+    def __init__(self, schema: str | type | None = None, /, **fields: Any) -> None:  # noqa: ANN401  a model's fields
+        """Take the columns from DDL or a class, or, stored before, as ``columns`` and others. Raises ValueError."""
+        if isinstance(schema, type):
+            fields = {**declared_by_class(schema), **fields}
+        elif schema is not None:
             columns, required = parse_ddl(schema)
             fields = {"columns": columns, "required": required, **fields}
         super().__init__(**fields)
-
-    @model_validator(mode="after")
-    def _check_types(self) -> Self:
-        for name, kind in self.columns:
-            for other in ("map<", "binary"):
-                if other in kind:
-                    raise ValueError(f"column {name!r}: JSON has no values of {kind}: use STRUCT, or STRING")
-        return self

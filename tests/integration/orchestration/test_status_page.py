@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 import urllib.request
 from typing import TYPE_CHECKING, cast
@@ -18,6 +17,7 @@ from orchestration.tracker.http.listen_address import ListenAddress
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.sources.records.json_records import Json
 from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
 from tests.support.driver_log.filled_log import Size, fill, reading
 from tests.support.driver_log.log import INTERVAL, NOON
@@ -120,16 +120,12 @@ def test_a_typed_stream_shows_its_columns_and_its_dead_letters(log: Log, url: st
     register_schema(log.connection, receiver_id=one, fingerprint="1", columns=older)
     page = text_of(ask(url, "/status/streams/lines").text)
     assert "Columns Column Type From value STRING source item STRING source" in page
-    records = Json("item STRING NOT NULL, at TIMESTAMP, tags ARRAY<BIGINT>").model_dump(mode="json")
-    log.connection.execute(
-        sa.text("UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{records}', CAST(:r AS jsonb))"),
-        {"r": json.dumps(records)},
-    )
+    declare_records(log.connection, Json("item STRING NOT NULL, at TIMESTAMP, tags ARRAY<BIGINT>"))
     letters = Letters(log.connection, str(home / "blocks"), one)
     letters.add(DeadLetterReason.DOES_NOT_FIT, [b"{}", b"[]"], dropped=7)
     letters.close()
     page = text_of(ask(url, "/status/streams/lines").text)
-    assert "Dead letters 2 7 not kept" in page
+    assert "Dead letters 9 7 not kept" in page
     assert "is a dead letter: forebay dead-letters list lines" in page
     assert (
         "item STRING record, NOT NULL at TIMESTAMP record tags ARRAY<BIGINT> record value STRING earlier records "

@@ -7,11 +7,14 @@ import urllib.request
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import pyarrow.dataset as ds
 import pytest
 import sqlalchemy as sa
+from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 
 from forebay import DeclarationError, ParquetSink, Pipeline, Stream
+from forebay.dagster import build_definitions
 from forebay.records import Json
 from forebay.sources import Http
 from forebay.testing.receiver_processes import eventually
@@ -45,11 +48,25 @@ LINES = b"""{"item": "tea", "pieces": 2, "at": "2026-01-02T03:04:05.5+01:00", "m
 """
 
 
-def test_dagster_shows_the_columns_of_a_typed_stream() -> None:
+def test_dagster_shows_the_columns_of_a_typed_stream(tmp_path: Path) -> None:
     orders = Stream("orders", Http(listen="127.0.0.1:0"), records=Json("item STRING, at ARRAY<TIMESTAMP>"))
-    schema = stream_asset(orders).metadata["dagster/column_schema"]
+    pipeline = Pipeline("sales", interval="1h")
+    pipeline.output(inputs=[orders], sink=ParquetSink(tmp_path), name="all")(lambda orders: orders)
+    definitions = build_definitions(pipeline)
+    dg.Definitions.validate_loadable(definitions)
+    metadata = definitions.get_repository_def().asset_graph.get(stream_asset(orders).key).metadata
+    schema = TableMetadataSet.extract(metadata).column_schema
+    assert schema is not None
     shown = {column.name: column.type for column in schema.columns}
     assert (shown["item"], shown["at"], shown["_id"]) == ("STRING", "ARRAY<TIMESTAMP>", "STRING")
+
+
+class Growing(Json):
+    """Records that bring their own columns, as those of a registry do."""
+
+    @property
+    def columns_grow(self) -> bool:
+        return True
 
 
 def begin(connection: sa.Connection, database_url: str) -> None:
@@ -98,6 +115,7 @@ def test_a_column_may_be_added_and_neither_become_another_nor_go(
         apply(connection, [pipeline(Json(kept.replace(" NOT NULL", ""), raw=True))])
         begin(connection, database_url)
         apply(connection, [pipeline(Json(kept))])
+        apply(connection, [pipeline(Growing(columns=()))])
         apply(connection, [pipeline(None)])
         with pytest.raises(DeclarationError, match="price INT is price DOUBLE in the stream"):
             apply(connection, [pipeline(Json("price INT"))])

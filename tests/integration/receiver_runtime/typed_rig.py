@@ -12,7 +12,9 @@ from forebay.testing.receiver_processes import eventually
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.sources.records.json_records import Json
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.polling import joined
+from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,10 +45,8 @@ class Orders(ReceiverRig):
         return rig
 
     def declare(self, ddl: str) -> None:
-        self.execute(
-            "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{records}', CAST(:r AS jsonb))",
-            r=json.dumps(Json(ddl).model_dump(mode="json")),
-        )
+        with connect(self.engine) as connection:
+            declare_records(connection, Json(ddl))
 
     def listening(self) -> str:
         eventually(lambda: self.state()[0] == "ACTIVE" and "listening on" in self.state()[1], "listening")

@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from forebay import Stream
 from forebay_contrib.mqtt.declaration import Mqtt
 from forebay_contrib.nats.declaration import NatsJetStream
+from forebay_contrib.opentelemetry.declaration import OtlpLogs, OtlpMetrics, OtlpTraces
 from forebay_contrib.redis.declaration import RedisStreams
 from forebay_contrib.zeromq.declaration import ZeroMQ
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
@@ -48,6 +49,7 @@ def text_of(page: str) -> str:
         ("kafka.md", [{"orders": Kafka}, {"clicks": Kafka}, {"payments": Kafka}]),
         ("mqtt", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
         ("nats", [{"orders": NatsJetStream}]),
+        ("opentelemetry", [{"logs": OtlpLogs, "traces": OtlpTraces, "metrics": OtlpMetrics}]),
         ("redis", [{"orders": RedisStreams}]),
         ("zeromq", [{"prices": ZeroMQ}, {"jobs": ZeroMQ}]),
     ],
@@ -70,6 +72,7 @@ def test_the_declarations_are_valid(page: str, declared: list[dict[str, type[Sou
         ("kafka.md", 0, Kafka),
         ("mqtt", 0, Mqtt),
         ("nats", 0, NatsJetStream),
+        ("opentelemetry", 0, OtlpLogs),
         ("redis", 0, RedisStreams),
         ("zeromq", 0, ZeroMQ),
     ],

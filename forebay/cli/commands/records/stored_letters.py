@@ -10,6 +10,7 @@ import typer
 from forebay.cli.instance.database import driver_log
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
+from receiver_runtime.block_path.text_check import RowsWaitError
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
@@ -17,6 +18,7 @@ from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.record_formats.record_reader import RecordReader
 from receiver_runtime.sources.records.registry import RecordsError, parse_records
 from tracker_store.blocks.dead_letters import find_dead_letter, read_dead_letter_row
+from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.host.terminal_text import escaped
 from tracker_store.receivers.receivers import NoSuchReceiverError, get_receiver
 
@@ -70,13 +72,22 @@ def stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader
         return None
     reader = records.load_reader()(records)
     assert isinstance(reader, RecordReader)
+    if records.columns_grow:
+        stream_id = get_receiver(connection, row.receiver_id).stream_id
+        versions = schemas_of_stream(connection, stream_id)
+        # Nothing is registered here: it only says what would fit.
+        reader.grow({name.lower(): kind for one in versions for name, kind in one.columns}, lambda _: None)
     return reader
 
 
 def whys(reader: RecordReader, records: Sequence[bytes]) -> list[str | None]:
     """Return for each record why it does not fit; None: it fits by now."""
     found: list[str | None] = [None] * len(records)
-    for fault in reader.read(pa.array(records, pa.binary())).faults:
+    try:
+        parsed = reader.read(pa.array(records, pa.binary()))
+    except RowsWaitError as error:
+        return [f"it can't be read now: {error}"] * len(records)
+    for fault in parsed.faults:
         found[fault.row] = fault.why
     return found
 

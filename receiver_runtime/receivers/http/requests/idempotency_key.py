@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _STANDARD = "Idempotency-Key"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _INDEX = re.compile(r"0|[1-9]\d{0,9}")
+_MOST_FIELDS = 1000  # of a form: no sender has more
 _KEY = msgspec.json.Decoder(int | str)
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -72,6 +74,27 @@ class BodyKey:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
             return None
         return key_of(str(found), f"body:{self._pointer}")
+
+
+class FormKey:
+    """Find the key in a form (``application/x-www-form-urlencoded``) by the name of its field."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def of(self, body: bytes, limits: ParsingLimits) -> str | None:
+        """Return the key; None if the body is no form, or has no such field, or several.
+
+        Raises:
+            RefusedError: 400, it is no key.
+        """
+        del limits
+        try:
+            fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
+        except ValueError:
+            return None
+        values = fields.get(self._name, ())
+        return key_of(values[0], f"form:{self._name}") if len(values) == 1 else None
 
 
 def _step(name: str) -> Callable[[bytes], bytes]:

@@ -72,5 +72,5 @@ class CheckedRequest(ABC):
         """Check the body as it was received, before it is decompressed. It waits for nothing.
 
         Raises:
-            RefusedError: 401, the request is not its sender's.
+            RefusedError: 401, the request is not its sender's; 503, there is still something to do before.
         """

@@ -7,11 +7,10 @@ or the signature that would be good.
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 import hmac
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote_to_bytes
@@ -20,14 +19,12 @@ from receiver_runtime.receivers.http.requests.protocol import CheckedRequest, Re
 from receiver_runtime.receivers.http.requests.pushed import header, media_type
 from receiver_runtime.receivers.http.requests.refusals import RefusedError, refusal
 from receiver_runtime.sources.fields.hmac_signature import IN_HEADER, IN_SIGNATURE, PART
-from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
     from receiver_runtime.sources.fields.hmac_signature import Hmac
-    from receiver_runtime.sources.fields.secret import Secret
 
 _FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1000  # of a form, or of a query: no sender signs more
@@ -56,11 +53,7 @@ class SignatureCheck(RequestCheck):
             piece if index % 2 else piece.encode() for index, piece in enumerate(PART.split(declared.payload))
         ]
         # A keyed hash of each secret, which is copied for a request: making one takes longer than hashing a small body.
-        self._keyed = [
-            hmac.new(key, digestmod=declared.algorithm)
-            for secret in declared.secrets
-            for key in _keys_of(secret, declared)
-        ]
+        self._keyed = [hmac.new(key, digestmod=declared.algorithm) for key in declared.read_keys()]
 
     def begin(self, headers: Headers, query: bytes) -> SignedRequest:
         """See ``RequestCheck``."""
@@ -200,27 +193,6 @@ def _parameters(query: bytes) -> dict[str, list[str]]:
         return parse_qs(query.decode(), max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError:
         return {}
-
-
-def _keys_of(secret: Secret, declared: Hmac) -> list[bytes]:
-    """Return the keys that a secret holds: a line each, so that the old one and the new one count during a change."""
-    texts = [line.strip().removeprefix(declared.secret_prefix) for line in secret.resolve().splitlines()]
-    try:
-        keys = [_key(text, declared.secret_encoding) for text in texts if text]
-    except (binascii.Error, ValueError):
-        raise SecretError(
-            f"a secret of signatures is no {declared.secret_encoding}: copy it from the sender, a line each, into "
-            f"{secret}"
-        ) from None
-    if not keys or not all(keys):
-        raise SecretError(f"there is no secret of signatures: write one, or several in a line each, into {secret}")
-    return keys
-
-
-def _key(text: str, encoding: str) -> bytes:
-    if encoding == "base64":
-        return b64decode(text, validate=True)
-    return bytes.fromhex(text) if encoding == "hex" else text.encode()
 
 
 def _refused(detail: str) -> RefusedError:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import tomllib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
-from forebay.cli.commands.new import make_project, module_name
+from forebay.cli.commands.new import ProjectSource, make_project, module_name
 from forebay.cli.main import app
 from forebay.cli.terminal.failures import CommandError
 
@@ -29,16 +29,28 @@ FILES = {
 }
 
 
-def test_the_files_of_a_project(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ProjectSource)
+def test_the_files_of_a_project(source: ProjectSource, tmp_path: Path) -> None:
     directory = tmp_path / "below" / "my-shop"
-    assert {str(path) for path in make_project(directory)} == FILES
+    assert {str(path) for path in make_project(directory, source)} == FILES
     assert {path.name for path in directory.iterdir()} == FILES
     for path in directory.iterdir():
         text = path.read_text(encoding="utf-8")
-        assert "$" not in text, path
+        assert "$module" not in text, path
+        assert "$" not in text or path.name == "README.md", path
         if path.suffix == ".py":
             ast.parse(text)
     assert tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"] == "my-shop"
+
+
+def test_a_project_of_web_hooks_declares_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["new", "my-hooks", "--source", "webhook"]).exit_code == 0
+    names: dict[str, Any] = {"__name__": "my_hooks"}
+    exec((tmp_path / "my-hooks" / "my_hooks.py").read_text(encoding="utf-8"), names)
+    source = names["events"].source
+    assert (str(source.verify.secrets[0]), source.key_from) == ("env:GITHUB_SECRET", "header:X-GitHub-Delivery")
+    assert CliRunner().invoke(app, ["new", "others", "--source", "fax"]).exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["new", "init"])

@@ -48,6 +48,14 @@ def test_any_texts_are_what_python_reads(data: st.DataObject, name: str) -> None
     check(name, data.draw(st.lists(texts(name) | _near_times, max_size=6)))
 
 
+def test_the_days_of_each_month_are_those_that_python_has() -> None:
+    days = [
+        f"{year:04}-{month:02}-{day:02}" for year in (1, 1900, 2000, 2023) for month in range(14) for day in range(33)
+    ]
+    check("day", days)
+    check("local", [f"{day}T23:59" for day in days])
+
+
 def test_many_values_that_are_none_are_found_in_order() -> None:
     column = ["2026-02-30" if row % 3 else "2026-02-28" for row in range(3000)]
     made, faults = typed(pa.array(column), pa.date32())

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.testing.receiver_processes import eventually
 from tests.integration.receiver_runtime.typed_rig import Orders
+from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from typer.testing import Result
 
@@ -54,6 +56,15 @@ def orders(database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def _letter(orders: Orders) -> int:
     [(number,)] = orders.execute("SELECT id FROM forebay.dead_letters")
     return int(number)
+
+
+def test_tap_shows_the_columns(orders: Orders) -> None:
+    eventually(lambda: orders.records() == 1, "the record")
+    done = CliRunner().invoke(app, ["tap", "lines", "--no-follow"])
+    assert done.exit_code == 0, done.output
+    [record] = map(json.loads, done.stdout.splitlines())
+    assert (record["item"], record["pieces"], record["_path"]) == ("tea", 2, "/v1/lines")
+    assert "body" not in record
 
 
 def test_a_letter_says_why_it_does_not_fit_and_that_it_fits_by_now(orders: Orders) -> None:
@@ -101,3 +112,19 @@ def test_what_fits_by_now_is_stored_once_and_the_rest_stays(orders: Orders, deat
     assert sorted(map(str, orders.values())) == ["None", "None", "pot", "tea"]
     [(replayed_to,)] = orders.execute("SELECT replayed_to FROM forebay.dead_letters")
     assert (replayed_to, forebay("replay", number).exit_code) == ("lines", 1)
+
+
+def test_letters_that_can_not_be_read_keep_no_receiver_from_its_start(orders: Orders) -> None:
+    [(path,)] = orders.execute(
+        "SELECT s.path FROM forebay.dead_letters d JOIN forebay.log_segments s ON s.id = d.segment_id"
+    )
+    Path(orders.block_store, path).unlink()
+    orders.execute("UPDATE forebay.dead_letters SET replay_wanted = true")
+    with orders.tracker():
+        orders.execute("UPDATE forebay.receivers SET assignment = assignment + 1")
+    eventually(lambda: ReceiverEventKind.ERROR in orders.events(), "the event")
+    orders.listening()
+    [(wanted, left, replayed_at)] = orders.execute(
+        "SELECT replay_wanted, left_records, replayed_at FROM forebay.dead_letters"
+    )
+    assert (wanted, left, replayed_at, orders.records()) == (False, None, None, 1)

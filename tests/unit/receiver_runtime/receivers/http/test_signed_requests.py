@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import hmac
@@ -15,8 +16,10 @@ from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
 from receiver_runtime.receivers.http.requests.records import Plain
+from receiver_runtime.receivers.http.requests.signatures import SignatureCheck
 from receiver_runtime.receivers.http.routes import routes_of
 from receiver_runtime.sources.fields.hmac_signature import Hmac
+from receiver_runtime.sources.fields.secret import Secret
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, listening
 from tests.unit.receiver_runtime.receivers.http.test_direct import Connection, request
 from tests.unit.receiver_runtime.rig import rig
@@ -25,6 +28,8 @@ from tests.unit.receiver_runtime.support import eventually
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from tests.unit.receiver_runtime.receivers.http.http_client import Listening
 
 _SIGNED = Hmac(
     secrets=("env:A_HOOK", "env:AN_OLD_HOOK"),
@@ -117,6 +122,74 @@ def test_a_body_is_not_read_if_its_head_is_not_signed(tmp_path: Path) -> None:
         assert made.raw(head).startswith(b"HTTP/1.1 401 ")
 
 
+def test_each_way_to_send_a_body_is_checked(tmp_path: Path) -> None:
+    body = b'{"a": 1}'
+    with listening(tmp_path, verify=_SIGNED, webhook_origins="hooks.example") as made:
+
+        def ask(headers: Mapping[str, str], *, sent: bytes = body, more: str = "", query: str = "") -> int:
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + more
+            chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (sent[:3], sent[3:])) + b"0\r\n\r\n"
+            first = f"POST /v1/orders{query} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+            found = made.raw(f"{first}{head}Transfer-Encoding: chunked\r\n\r\n".encode("latin-1") + chunks)
+            return int(found.split(b" ")[1])
+
+        good = signed(body)
+        assert ask(good) == 200
+        assert ask(good, query="?ack=buffered") == 202
+        assert ask(good, sent=b'{"a": 2}') == 401
+        assert ask(good, sent=b'{"a": 2}', query="?ack=buffered") == 401
+        # Which of two counts is anyone's guess.
+        assert ask(good, more=f"X-Signature: {good['X-Signature']}\r\n") == 400
+        assert ask(good, more="X-Id: 1\r\n") == 400
+        for signature in ("t=\xb2,v1=\xe9", "t=1700000000,v1=" + "\xff" * 64, "v1=," * 10_000):
+            assert ask({**good, "X-Signature": signature}) in {400, 401}
+        assert ask({**good, "X-Signature": "v1=00," * 100_000}) == 431
+        assert made.ask("GET", "/v1/orders", headers=good).status == 405
+        assert made.ask("HEAD", "/v1/orders", headers=good).status == 405
+        # A question has no signature, and nothing is stored.
+        permitted = made.ask("OPTIONS", "/v1/orders", headers={"WebHook-Request-Origin": "hooks.example"})
+        assert (permitted.status, permitted.headers["webhook-allowed-origin"]) == (200, "hooks.example")
+        assert made.post(body, signed(body, JSON | {"Origin": "https://evil.example"})).status == 403
+        eventually(lambda: made.bodies() == [body] * 2, "the buffered record")
+
+
+def test_no_secret_is_in_what_anyone_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
+    key = base64.b64decode(text)
+    monkeypatch.setenv("A_HOOK", f"whsec_{text}\n")
+    verify = _SIGNED.model_copy(
+        update={"secrets": (Secret("env:A_HOOK"),), "secret_encoding": "base64", "secret_prefix": "whsec_"}
+    )
+    body = b'{"a": 1}'
+    good = signed(body, secret=key)
+    seen = []
+    with listening(tmp_path, verify=verify, headers=["X-Id"]) as made:
+        source = Http(listen="127.0.0.1:0", verify=verify)
+        seen += [repr(source), source.model_dump_json(), repr(SignatureCheck(verify)), f"{vars(source)}"]
+        for headers in (
+            good,
+            JSON,
+            {**good, "X-Id": "2"},
+            signed(body, secret=b"another"),
+            {**good, "X-Signature": ""},
+        ):
+            seen.append(f"{made.post(body, headers)}")
+        seen.append(f"{made.ask('GET', '/openapi.json')}")
+        eventually(lambda: "requests refused" in made.rig.reporter.reasons[-1], "the count")
+        seen += [f"{made.rig.reporter.events}", f"{made.rig.reporter.reasons}", f"{made.rows()}"]
+    seen += capfd.readouterr()
+    at = good["X-Signature"].partition(",")[0].removeprefix("t=")
+    # Nor is the signature that would have been good.
+    wanted = hmac.new(key, f"2.{at}.{body.decode()}".encode(), hashlib.sha256).hexdigest()
+    for secret in (text, key.decode(), key.hex(), text.rstrip("="), wanted):
+        assert [what for what in seen if secret in what] == []
+    # What was looked through has what it is about.
+    assert "X-Signature" in seen[1]
+    assert any("no signature there is good" in what for what in seen)
+
+
 def test_tokens_and_signatures_are_both_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "a-token")
     with listening(tmp_path, verify=_SIGNED, tokens="env:A_TOKEN") as made:
@@ -150,6 +223,43 @@ def test_a_key_in_the_body_makes_retries_one_record(tmp_path: Path) -> None:
         assert [row["id"] for row in made.rows()] == ["evt_1", "evt_2", None, None]
         answer = made.post(body, path="/v1/orders?ack=buffered")
         assert (answer.status, answer.json()["detail"][:8]) == (400, "body:/id")
+
+
+def test_a_secret_that_changes_counts_from_the_next_start(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("old\n", encoding="utf-8")
+    verify = _SIGNED.model_copy(update={"secrets": (Secret(f"file:{file}"),)})
+
+    def ask(made: Listening) -> list[int]:
+        return [made.post(b"1", signed(b"1", secret=secret)).status for secret in (b"old", b"new")]
+
+    with listening(tmp_path / "a", verify=verify) as made:
+        assert ask(made) == [200, 401]
+        file.write_text("new\nold\n", encoding="utf-8")
+        assert ask(made) == [200, 401]
+    with listening(tmp_path / "b", verify=verify) as made:
+        assert ask(made) == [200, 200]
+
+
+def test_a_key_in_a_form_makes_retries_one_record(tmp_path: Path) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    with listening(tmp_path, key_from="form:MessageSid") as made:
+        for body, counts in [
+            (b"MessageSid=SM%2B1&Body=a", (1, 0)),
+            (b"Body=b&MessageSid=SM%2B1", (0, 1)),
+            # Without a key there, or with two, they are taken each time.
+            *[
+                (b"Body=c", (1, 0)),
+                (b"Body=c", (1, 0)),
+                (b"MessageSid=1&MessageSid=2", (1, 0)),
+                (b"MessageSid=%ff", (1, 0)),
+            ],
+            (b"&" * 2000 + b"MessageSid=SM%2B1", (1, 0)),
+        ]:
+            found = made.post(body, form).json()
+            assert (found["records"], found["duplicates"]) == counts, body[-30:]
+        assert made.post(b"MessageSid=", form).status == 400
+        assert [row["id"] for row in made.rows()] == ["SM+1", None, None, None, None, None]
 
 
 def test_lines_that_are_cut_at_once_have_the_key_that_a_parser_finds() -> None:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forebay_contrib.csv_records.declaration import Csv
+from forebay_contrib.log_lines.declaration import Logfmt, Regex
+from receiver_runtime.block_path.dead_letters.dead_letter_budget import MOST_LETTERS
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.record_formats.typed_rows import TypedRows
@@ -15,6 +18,8 @@ from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from receiver_runtime.sources.records.text_records import TextRecords
 
 
 def typed(ddl: str, *, raw: bool = False) -> TypedRows:
@@ -37,6 +42,26 @@ def test_records_are_stored_as_columns_beside_those_of_the_request(tmp_path: Pat
     assert list(first) == [*("item", "id"), "_raw", "_content_type", "_path", "_received_at", "_id", "_attributes"]
 
 
+@pytest.mark.parametrize(
+    ("records", "bad"),
+    [
+        (Csv("item STRING, pieces BIGINT"), b'"cup,2'),
+        (Logfmt("item STRING, pieces BIGINT"), b'item="cup'),
+        (Regex(r"(?P<item>\w+) (?P<pieces>\d+)", "item STRING, pieces BIGINT"), b"cup"),
+    ],
+)
+def test_lines_of_text_are_stored_as_columns(records: TextRecords, bad: bytes, tmp_path: Path) -> None:
+    good = {"csv": b"tea,%d", "logfmt": b"item=tea pieces=%d", "regex": b"tea %d"}[records.kind]
+    rows = TypedRows(records, arrow_schema(Http.columns), Http.record_column)
+    with listening(tmp_path, row_check=rows) as one:
+        answer = one.post(b"\n".join([good % 1, bad, good % 2]), {"Content-Type": "text/plain"})
+        assert answer.status == 200
+        said = answer.json()
+        assert (said["records"], said["dead_letters"]) == (2, 1)
+        assert [(row["item"], row["pieces"]) for row in one.rows()] == [("tea", 1), ("tea", 2)]
+        assert one.rig.dead_letters() == [("unparsable", 0, bad)]
+
+
 def test_what_does_not_fit_is_a_dead_letter_and_its_neighbours_are_stored(tmp_path: Path) -> None:
     with listening(tmp_path, row_check=typed("pieces BIGINT")) as one:
         answer = one.post(b'{"pieces": 1}\n{"pieces": "x"}\nno json\n{"pieces": 2}\n', LINES)
@@ -57,6 +82,18 @@ def test_a_request_of_which_nothing_fits_is_refused_with_the_reason_and_kept(tmp
         assert one.rig.dead_letters() == [("does_not_fit", 0, b'{"pieces": "x"}')]
         [said] = [detail for kind, _, detail in one.rig.reporter.events if kind is ReceiverEventKind.BAD_RECORD]
         assert "$.pieces" in said
+
+
+def test_a_refused_request_that_comes_again_and_again_is_kept_within_its_senders_budget(tmp_path: Path) -> None:
+    many = b'{"pieces": "x"}\n' * 600
+    with listening(tmp_path, row_check=typed("pieces BIGINT")) as one:
+        assert [one.post(many, LINES).status for _ in range(3)] == [422] * 3
+        assert len(one.rig.dead_letters()) == MOST_LETTERS
+        # The sender of a request that is taken does not send it again: its dead letters are the only copies.
+        taken = one.post(many + b'{"pieces": 1}', LINES)
+        assert (taken.status, taken.json()["dead_letters"]) == (200, 600)
+        assert len(one.rig.dead_letters()) == MOST_LETTERS + 600
+    assert sum(row.dropped for row in one.rig.rows.dead_letters) == 800
 
 
 def test_requests_that_share_a_block_hear_of_their_own_records_alone(tmp_path: Path) -> None:

@@ -50,11 +50,34 @@ def test_every_type_is_one_that_a_block_can_have() -> None:
         ("a INT NOT", "the end"),
         ("a INT; DROP", "; DROP"),
         ("a STRUCT<`x,y`: INT>", "x,y"),
+        ("a STRUCT<` x`: INT>", "outer blanks"),
+        ("a STRUCT<x: INT, X: INT>", "'X'"),
+        ("a STRUCT<>", "'>'"),
+        ("`` INT", "no DDL"),
+        ("a INT -- note", "no DDL"),
+        ("a INT /* note */", "no DDL"),
+        ("a INT DEFAULT 1", "'DEFAULT'"),
+        ("a VARCHAR(10)", "'VARCHAR'"),
+        ("a DECIMAL(0)", "DECIMAL"),
+        ("a " + "ARRAY<" * 10_000 + "INT" + ">" * 10_000, "flatten"),
     ],
 )
 def test_a_fault_is_named(ddl: str, said: str) -> None:
     with pytest.raises(DdlError, match=said):
         parse_ddl(ddl)
+
+
+def test_names_may_be_any_and_a_colon_may_follow_them() -> None:
+    columns, _ = parse_ddl(
+        'select: INT, `from` INT, `a"b` INT, `a.b` INT, ` c ` INT, `<,>` INT, _raw INT, s STRUCT<`d"`: INT>'
+    )
+    assert [name for name, _ in columns] == ["select", "from", 'a"b', "a.b", " c ", "<,>", "_raw", "s"]
+    assert columns_of(arrow_schema(columns)) == columns
+
+
+def test_as_many_types_in_one_another_as_spark_reads() -> None:
+    [(_, kind)] = parse_ddl("a " + "ARRAY<" * 32 + "INT" + ">" * 32).columns
+    assert kind.count("list") == 32
 
 
 def test_people_see_the_types_that_they_declared() -> None:
