@@ -71,10 +71,11 @@ class Stored:
 class WaitingRequest:
     """Hold a request's records. Sequences have one element per record; values that all records share are there once.
 
-    Where the bodies are a column, no other field is a sequence.
+    Where the bodies are a column, no other field is a sequence. Where they are rows of the receiver's columns, these hold
+    all that is kept.
     """
 
-    bodies: Sequence[bytes | None] | pa.BinaryArray
+    bodies: Sequence[bytes | None] | pa.BinaryArray | pa.RecordBatch
     path: str
     received_at: int
     content_type: str | None = None
@@ -101,6 +102,9 @@ class WaitingRequest:
     def __post_init__(self) -> None:
         """Count the bytes."""
         rows = len(self.bodies)
+        if isinstance(self.bodies, pa.RecordBatch):
+            self.nbytes = self.bodies.nbytes
+            return
         each = len(self.path) + len(self.content_type or "") + len(self.request_key or "")
         if self.request_attributes:
             each += _size(self.request_attributes)
@@ -155,9 +159,12 @@ def _size(attributes: Mapping[str, str] | None) -> int:
 def batch_of(group: Sequence[WaitingRequest]) -> pa.RecordBatch:
     """Return the records of requests, in order, with the source's columns."""
     batches: list[pa.RecordBatch] = []
-    for are_columns, some in groupby(group, lambda one: isinstance(one.bodies, pa.Array)):
+    for kind, some in groupby(group, lambda one: type(one.bodies)):
         requests = list(some)
-        batches.append(_batch_of_columns(requests) if are_columns else _batch_of_records(requests))
+        if kind is pa.RecordBatch:
+            batches += [one.bodies for one in requests]
+        else:
+            batches.append(_batch_of_columns(requests) if issubclass(kind, pa.Array) else _batch_of_records(requests))
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.connections.deadlines import Deadlines
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.framing_checks import BodyFraming
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.route import Reply, Route
     from receiver_runtime.receivers.http.requests.signatures import SignedRequest
@@ -106,7 +106,7 @@ class BodyReader:
 
     async def read(
         self, body: RequestBody, route: Route, headers: Headers, encoding: str | None, signed: SignedRequest | None
-    ) -> Pushed | Plain | Reply:
+    ) -> Pushed | PushedRows | Plain | Reply:
         """Return what the route's parser makes of the body, if it is signed as it must be.
 
         Raises:
@@ -180,7 +180,7 @@ class BodyReader:
         data: bytes,
         encoding: str | None,
         signed: SignedRequest | None,
-    ) -> Pushed | Plain | Reply:
+    ) -> Pushed | PushedRows | Plain | Reply:
         """Parse a body. The admission no longer counts it when its parsing has ended."""
         held = len(data)
 
@@ -195,7 +195,7 @@ class BodyReader:
             most_values=self._source.max_body_values, seconds=self._source.parse_timeout, on_grown=grow
         )
 
-        def parse() -> Pushed | Plain | Reply:
+        def parse() -> Pushed | PushedRows | Plain | Reply:
             limits.check()
             if signed is not None:
                 signed.check(data)
@@ -215,8 +215,8 @@ class BodyReader:
         return await self._parsed(body, limits, asyncio.wrap_future(job))
 
     async def _parsed(
-        self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | Plain | Reply]
-    ) -> Pushed | Plain | Reply:
+        self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | PushedRows | Plain | Reply]
+    ) -> Pushed | PushedRows | Plain | Reply:
         """Wait for the thread. Drop the job if its time is over, or no request waits for its answer any more."""
         gone = asyncio.ensure_future(body.wait_until_gone())
         # It waits longer than the job may take: a job says best itself why it ended.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.acknowledgement import WaitingRequest
     from receiver_runtime.receivers.http.admission import Admission
-    from receiver_runtime.receivers.http.requests.pushed import Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.supervisor.receiver import Receiver
 
@@ -51,7 +51,7 @@ class RequestDeadLetters:
         """End the threads. The loop must have ended."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def store(self, parsed: Pushed | Plain, waiting: WaitingRequest) -> tuple[int, str]:
+    async def store(self, parsed: Pushed | PushedRows | Plain, waiting: WaitingRequest) -> tuple[int, str]:
         """Store the dead letters; return how many there are, and the reason of the first one.
 
         They are stored before the request is answered, and before its records are registered: a request whose key is

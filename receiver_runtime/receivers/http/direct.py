@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.connections.connections import Exchange
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.intake import Intake
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.route import Route
 
@@ -112,7 +112,7 @@ class DirectRequests:
         intake.check_size(waiting, buffered=False)
         return route, waiting
 
-    def _parsed(self, route: Route, headers: Headers, body: bytes) -> Pushed | Plain | Reply | None:
+    def _parsed(self, route: Route, headers: Headers, body: bytes) -> Pushed | PushedRows | Plain | Reply | None:
         if len(body) > PARSE_ON_LOOP_BYTES:
             return None if route.parse_at_once is None else route.parse_at_once(headers, body, self._source)
         limits = ParsingLimits(most_values=self._source.max_body_values, seconds=self._source.parse_timeout)

@@ -24,7 +24,7 @@ from receiver_runtime.receivers.http.admission import Admission
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
 from receiver_runtime.receivers.http.requests.idempotency_key import key_header, key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin
-from receiver_runtime.receivers.http.requests.pushed import header, header_text
+from receiver_runtime.receivers.http.requests.pushed import PushedRows, header, header_text
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal
 from receiver_runtime.receivers.http.requests.route import Answered
@@ -140,7 +140,7 @@ class Intake:
 
     def waiting_of(
         self,
-        parsed: Pushed | Plain,
+        parsed: Pushed | PushedRows | Plain,
         path: str,
         headers: Headers,
         key: str | None,
@@ -160,6 +160,8 @@ class Intake:
                 key_scope=key_scope,
                 request_attributes=kept,
             )
+        elif isinstance(parsed, PushedRows):
+            waiting = WaitingRequest(parsed.batch, path, now, request_key=parsed.key or key, key_scope=key_scope)
         else:
             records = parsed.records
             waiting = WaitingRequest(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.route import Handshake, Parser, Reply
 
 _PLAIN = Described(
@@ -98,7 +98,7 @@ def _first_answer(handshakes: Sequence[Handshake], headers: Headers, asked: byte
 
 def _answer_or_parse(
     handshakes: Sequence[Handshake], parse: Parser, headers: Headers, body: bytes, source: Http, limits: ParsingLimits
-) -> Pushed | Plain | Reply:
+) -> Pushed | PushedRows | Plain | Reply:
     reply = _first_answer(handshakes, headers, body, source)
     return parse(headers, body, source, limits) if reply is None else reply
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from receiver_runtime.block_store.frames.frame import DeadLetterReason
 
 #: Rejected records of one request, at most. Each is stored and recorded before its sender is answered; more would take
@@ -57,6 +59,15 @@ class Pushed:
     """Hold the records of one request, in its order."""
 
     records: Sequence[PushedRecord]
+    rejected: Sequence[RejectedRecord] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class PushedRows:
+    """Hold the rows of one request, with the columns of its receiver. ``key`` is that of the request, if it has one."""
+
+    batch: pa.RecordBatch
+    key: str | None = None
     rejected: Sequence[RejectedRecord] = field(default=())
 
 

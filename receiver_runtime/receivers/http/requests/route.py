@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
-from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
 from receiver_runtime.receivers.http.requests.records import Plain
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Reply:
     headers: Sequence[tuple[str, str]] = field(default=())
 
 
-Parser = Callable[[Headers, bytes, "Http", ParsingLimits], Pushed | Plain | Reply]
+Parser = Callable[[Headers, bytes, "Http", ParsingLimits], Pushed | PushedRows | Plain | Reply]
 #: Answers a sender that asks whether it may send here; None if a request is no such question. It takes the headers, and
 #: the body of a POST or the query of a GET, and may refuse by ``PushRefusedError`` or ``RefusedError``.
 Handshake = Callable[[Headers, bytes, "Http"], Reply | None]
