@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimit
 from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, PushRefusedError
 
 if TYPE_CHECKING:
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.refusals import RefusedError
 
@@ -60,11 +60,29 @@ def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.Recor
     return rows
 
 
-def refused(parse: object, *arguments: object, **named: object) -> Pushed | Plain | None:
+def check_rows(parsed: PushedRows, body: bytes) -> list[dict[str, Any]]:
+    """Check the rows and dead letters that a protocol made of a body; return the rows."""
+    assert len(parsed.rejected) <= len(body)
+    for one in parsed.rejected:
+        one.why.encode()
+        assert len(one.why) <= LONGEST_DETAIL
+    parsed.batch.validate(full=True)
+    assert parsed.batch.schema == arrow_schema(Http.columns)
+    assert _TEXT.is_valid(parsed.batch)
+    assert parsed.batch.num_rows <= len(body)
+    assert parsed.keys is None or len(parsed.keys) == parsed.batch.num_rows
+    rows: list[dict[str, Any]] = parsed.batch.to_pylist()
+    for row in rows:
+        assert len(row["body"]) <= MOST_BYTES
+        assert len(dict(row["attributes"])) == len(row["attributes"])
+    return rows
+
+
+def refused(parse: object, *arguments: object, **named: object) -> Pushed | PushedRows | Plain | None:
     """Call a parser; return None if it refuses by the error that it documents, within its bounds."""
     assert callable(parse)
     try:
-        found: Pushed | Plain = parse(*arguments, **named)
+        found: Pushed | PushedRows | Plain = parse(*arguments, **named)
     except PushRefusedError as error:
         check_refusal(error)
         return None
