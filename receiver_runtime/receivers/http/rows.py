@@ -69,10 +69,13 @@ class Rows:
         names: Sequence[str] = (),
         values: Sequence[str] = (),
     ) -> None:
-        """Add a row. Its own attributes have other names than the shared ones.
+        """Add a row. Its own attributes have other names than the shared ones, but may have one that the source keeps.
 
         Raises PushRefusedError: 413, the rows are too large together.
         """
+        if names and self._kept and not self._kept.keys().isdisjoint(names):
+            others = {name: value for name, value in zip(shared[0], shared[1], strict=True) if name not in names}
+            shared = (list(others), list(others.values()), shared[2])
         self.bodies.append(body)
         self._names += shared[0]
         self._values += shared[1]
@@ -93,8 +96,8 @@ class Rows:
                 "max_waiting_bytes: send fewer at once",
             )
 
-    def batch(self, content_type: str | None, ids: Iterable[str | None] | None = None) -> pa.RecordBatch:
-        """Return the rows that were added, as a batch."""
+    def batch(self, content_type: str | Sequence[str], ids: Iterable[str | None] | None = None) -> pa.RecordBatch:
+        """Return the rows that were added, as a batch. Their content type is one for all, or one for each."""
         attributes = pa.MapArray.from_arrays(
             pa.array(np.array(self._ends, np.int32)),
             pa.array(self._names, pa.string()),
@@ -102,7 +105,7 @@ class Rows:
         )
         return self._batch(pa.array(self.bodies, pa.binary()), content_type, attributes, ids)
 
-    def batch_of(self, bodies: pa.BinaryArray, content_type: str | None, shared: Mapping[str, str]) -> pa.RecordBatch:
+    def batch_of(self, bodies: pa.BinaryArray, content_type: str, shared: Mapping[str, str]) -> pa.RecordBatch:
         """Return rows that have the same attributes, as a batch. Raises PushRefusedError: 413, as ``add``."""
         both = {**self._kept, **shared}
         each = _ROW_BYTES + sum(map(len, both)) + sum(map(len, both.values()))
@@ -113,7 +116,7 @@ class Rows:
     def _batch(
         self,
         bodies: pa.BinaryArray,
-        content_type: str | None,
+        content_type: str | Sequence[str],
         attributes: pa.MapArray,
         ids: Iterable[str | None] | None,
     ) -> pa.RecordBatch:
@@ -121,7 +124,9 @@ class Rows:
         now = pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_TYPES["received_at"])
         columns = {
             "body": bodies,
-            "content_type": pa.repeat(pa.scalar(content_type, pa.string()), rows),
+            "content_type": pa.repeat(pa.scalar(content_type, pa.string()), rows)
+            if isinstance(content_type, str)
+            else pa.array(content_type, pa.string()),
             "path": pa.repeat(pa.scalar(self._path, pa.string()), rows),
             "received_at": pa.repeat(now, rows),
             "id": pa.nulls(rows, pa.string()) if ids is None else pa.array(ids, pa.string()),
