@@ -295,9 +295,12 @@ def _retry_header(refused: Refused) -> dict[str, str]:
 
 
 async def _send(send: Send, reply: Reply, *, close: bool) -> None:
-    headers = [
+    of_content = [
         (b"content-type", reply.content_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
+    ]
+    headers = [
+        *(of_content if reply.status != HTTPStatus.NO_CONTENT else ()),
         *((name.encode(), value.encode("latin-1")) for name, value in reply.headers),
     ]
     if close and all(name != "connection" for name, _ in reply.headers):

@@ -5,6 +5,7 @@ A record costs no object of its own but its texts. Never parses anything.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -15,7 +16,8 @@ import pyarrow as pa
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.intake import NO_PARAMETERS, kept_attributes
-from receiver_runtime.receivers.http.requests.pushed import TARGET_PATH, TARGET_QUERY, PushRefusedError
+from receiver_runtime.receivers.http.requests.idempotency_key import key_header
+from receiver_runtime.receivers.http.requests.pushed import TARGET_PATH, TARGET_QUERY, PushRefusedError, header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +40,14 @@ def parameters(headers: Headers) -> Parameters:
     """Return the parameters of the query of a request whose route has a path of its own."""
     query = next((value for name, value in headers if name == TARGET_QUERY), b"")
     return parse_qs(query.decode(errors="replace"), keep_blank_values=True) if query else NO_PARAMETERS
+
+
+def key_of_body(protocol: str, headers: Headers, body: bytes, source: Http) -> str | None:
+    """Return a key for a request whose bytes are the same only if its records are; None if its sender gives one."""
+    name = key_header(source.key_from)
+    if name and header(headers, name.lower().encode()) is not None:
+        return None
+    return f"{protocol} {hashlib.sha256(body).hexdigest()}"
 
 
 class Rows:
@@ -98,11 +108,13 @@ class Rows:
 
     def batch(self, content_type: str | Sequence[str], ids: Iterable[str | None] | None = None) -> pa.RecordBatch:
         """Return the rows that were added, as a batch. Their content type is one for all, or one for each."""
-        attributes = pa.MapArray.from_arrays(
-            pa.array(np.array(self._ends, np.int32)),
-            pa.array(self._names, pa.string()),
-            pa.array(self._values, pa.string()),
-        )
+        attributes = pa.nulls(len(self.bodies), _TYPES["attributes"])
+        if self._names:
+            attributes = pa.MapArray.from_arrays(
+                pa.array(np.array(self._ends, np.int32)),
+                pa.array(self._names, pa.string()),
+                pa.array(self._values, pa.string()),
+            )
         return self._batch(pa.array(self.bodies, pa.binary()), content_type, attributes, ids)
 
     def batch_of(self, bodies: pa.BinaryArray, content_type: str, shared: Mapping[str, str]) -> pa.RecordBatch:
