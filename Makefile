@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 catalogs kafka brokers namespaces stress examples chaos fuzz searches slow full check audit wheel-demo clean
+.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 catalogs kafka brokers namespaces senders stress examples chaos fuzz searches slow full check audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -125,6 +125,9 @@ kafka: $(STAMP) ## the Kafka source and sink on Apache Kafka, downloaded by Mave
 
 brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog; and pgbouncer
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers forebay_contrib tests/conformance $(ARGS)
+
+senders: $(STAMP) ## what OpenTelemetry's SDKs of JavaScript, Go and Java and its Collector send; npm, Go, Maven build them once
+	$(BIN)/python -m pytest -m senders forebay_contrib $(ARGS)
 
 namespaces: $(STAMP) ## three hosts as network namespaces, one cut off for 30 s and reconnected; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)

@@ -7,11 +7,12 @@ Each is imported when it is asked for. Type checkers read `records.pyi`.
 from __future__ import annotations
 
 from receiver_runtime.sources import plugins
+from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.records import registry
 from receiver_runtime.sources.records.declared import Records
 
 # Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
-__all__ = ["Json", "Records"]
+__all__ = ["Avro", "Csv", "Json", "JsonSchema", "Logfmt", "Records", "Regex", "Registry"]
 
 
 def __getattr__(name: str) -> object:

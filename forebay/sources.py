@@ -7,6 +7,7 @@ Each is imported when it is asked for. Type checkers read `sources.pyi`.
 from __future__ import annotations
 
 from receiver_runtime.sources import source_registry
+from receiver_runtime.sources.fields.multiline import Multiline
 from receiver_runtime.sources.fields.tcp import Tls
 from receiver_runtime.sources.plugins import class_names
 
@@ -19,7 +20,11 @@ __all__ = [
     "Http",
     "Kafka",
     "Mqtt",
+    "Multiline",
     "NatsJetStream",
+    "OtlpLogs",
+    "OtlpMetrics",
+    "OtlpTraces",
     "RawSocket",
     "RedisStreams",
     "SocketText",

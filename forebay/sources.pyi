@@ -2,6 +2,9 @@
 from forebay_contrib.amqp.declaration import Amqp as Amqp
 from forebay_contrib.mqtt.declaration import Mqtt as Mqtt
 from forebay_contrib.nats.declaration import NatsJetStream as NatsJetStream
+from forebay_contrib.opentelemetry.declaration import OtlpLogs as OtlpLogs
+from forebay_contrib.opentelemetry.declaration import OtlpMetrics as OtlpMetrics
+from forebay_contrib.opentelemetry.declaration import OtlpTraces as OtlpTraces
 from forebay_contrib.redis.declaration import RedisStreams as RedisStreams
 from forebay_contrib.syslog.declaration import Syslog as Syslog
 from forebay_contrib.zeromq.declaration import ZeroMQ as ZeroMQ
@@ -13,4 +16,5 @@ from receiver_runtime.receivers.http.declaration import Http as Http
 from receiver_runtime.receivers.kafka.declaration import Kafka as Kafka
 from receiver_runtime.receivers.sockets.raw_declaration import RawSocket as RawSocket
 from receiver_runtime.receivers.sockets.text_declaration import SocketText as SocketText
+from receiver_runtime.sources.fields.multiline import Multiline as Multiline
 from receiver_runtime.sources.fields.tcp import Tls as Tls

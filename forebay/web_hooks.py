@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from receiver_runtime.sources import plugins
 from receiver_runtime.sources.fields.hmac_signature import Hmac
-
-#: A package registers its senders in this entry point group: ``NAME = "package.module:Class"``, a child of ``Hmac``.
-GROUP = "forebay.web_hooks"
+from receiver_runtime.sources.fields.verification import WEB_HOOKS, Verification
 
 __all__ = [
     "GitHub",
@@ -18,21 +16,23 @@ __all__ = [
     "Meta",
     "Shopify",
     "Slack",
+    "Sns",
     "StandardWebhooks",
     "Stripe",
     "Twilio",
+    "Verification",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Return the registered sender of this name. Raises AttributeError, and PluginError if its package is broken."""
-    known = None if name.startswith("_") else plugins.class_names(GROUP).get(name)
+    known = None if name.startswith("_") else plugins.class_names(WEB_HOOKS).get(name)
     if known is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    return plugins.load(GROUP, known, Hmac)
+    return plugins.load(WEB_HOOKS, known, Verification)
 
 
 def __dir__() -> list[str]:
     """Return every public name, those of registered senders among them."""
-    return sorted({*__all__, *plugins.class_names(GROUP)})
+    return sorted({*__all__, *plugins.class_names(WEB_HOOKS)})

@@ -6,4 +6,6 @@ from forebay_contrib.web_hooks.declaration import Slack as Slack
 from forebay_contrib.web_hooks.declaration import StandardWebhooks as StandardWebhooks
 from forebay_contrib.web_hooks.declaration import Stripe as Stripe
 from forebay_contrib.web_hooks.declaration import Twilio as Twilio
+from forebay_contrib.web_hooks.sns import Sns as Sns
 from receiver_runtime.sources.fields.hmac_signature import Hmac as Hmac
+from receiver_runtime.sources.fields.verification import Verification as Verification

@@ -7,6 +7,7 @@ writes them, and a test compares.
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def stub(module: Path) -> str:
     places: dict[str, str] = {}
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            places |= {name.name: node.module for name in node.names if name.name[0].isupper()}
+            places |= {name.name: node.module for name in node.names if re.match("[A-Z].*[a-z]", name.name)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for value in project["entry-points"][MODULES[module]].values():
         found, _, name = value.partition(":")

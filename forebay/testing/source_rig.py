@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from forebay.testing.receiver_processes import ReceiverProcesses
+from orchestration.declarations.pipeline import stored_source
 from receiver_runtime.block_store.frames.frame import FrameKind
 from receiver_runtime.block_store.frames.segment import IntactFrame
 from receiver_runtime.block_store.stores.stores import open_block_store
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from receiver_runtime.sources.records.declared import Records
     from receiver_runtime.sources.source import Source
     from tracker_store.schema.states import ReceiverEventKind
 
@@ -42,13 +44,14 @@ class SourceRig(ReceiverProcesses):
         root: Path,
         source: Source,
         *,
+        records: Records | None = None,
         receivers: int = 1,
         stream: str = "records",
         **settings: Any,  # noqa: ANN401  of the stream
     ) -> Self:
         engine = create_engine(database_url, application_name="tests")
         declaration = {
-            "source": source.model_dump(mode="json"),
+            "source": stored_source(source, records),
             "settings": {"block_interval": "50ms", "receiver_restart_delay": "50ms", **settings},
         }
         with connect(engine) as connection:

@@ -64,6 +64,7 @@ class Amqp(Source):
         ("app_id", "string"),
         ("reply_to", "string"),
     )
+    record_column: ClassVar[str] = "value"
     needs_extra: ClassVar[str | None] = "amqp"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
     receiver_class: ClassVar[str] = "forebay_contrib.amqp.receiver:AmqpReceiver"

@@ -75,6 +75,7 @@ class Mqtt(Source):
         ("correlation_data", "binary"),
         ("user_properties", "list<item: struct<key: string, value: string>>"),
     )
+    record_column: ClassVar[str] = "value"
     needs_extra: ClassVar[str | None] = "mqtt"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
     receiver_class: ClassVar[str] = "forebay_contrib.mqtt.receiver:MqttReceiver"

@@ -64,6 +64,7 @@ class NatsJetStream(Source):
         ("sequence", "int64"),
         ("timestamp", "timestamp[us, tz=UTC]"),
     )
+    record_column: ClassVar[str] = "value"
     needs_extra: ClassVar[str | None] = "nats"
     any_server_suffices: ClassVar[bool] = True
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED

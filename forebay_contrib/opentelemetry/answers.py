@@ -1,6 +1,6 @@
-"""Makes a server's answers in OTLP/HTTP, as protobuf or JSON. They are so small that they need no protobuf library.
+"""Makes a server's answers in OTLP, as protobuf or JSON. They are so small that they need no protobuf library.
 
-Each answer has the request's media type; a request of any other type is answered in JSON.
+Over HTTP each answer has the request's media type; a request of any other type is answered in JSON.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ JSON = "application/json"
 
 # Protobuf's tags: a field's number and its wire type (0: a varint, 2: bytes after their length).
 _PARTIAL_SUCCESS = b"\x0a"
-_REJECTED_LOG_RECORDS = b"\x08"
+_REJECTED = b"\x08"
 _ERROR_MESSAGE = b"\x12"
+_STATUS_CODE = b"\x08"
 _STATUS_MESSAGE = b"\x12"
+_STATUS_DETAIL = b"\x1a"
+_ANY_URL = b"\x0a"
+_ANY_VALUE = b"\x12"
+_RETRY_DELAY = b"\x0a"
+_SECONDS = b"\x08"
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 
 def answer_type(kind: str) -> str:
@@ -22,14 +29,17 @@ def answer_type(kind: str) -> str:
     return PROTOBUF if kind == PROTOBUF else JSON
 
 
-def exported(kind: str, *, rejected: int = 0, message: str = "") -> bytes:
-    """Return an ``ExportLogsServiceResponse``: all records were taken, except ``rejected`` ones."""
+def exported(kind: str, *, rejected: int = 0, message: str = "", counted_as: str = "rejectedLogRecords") -> bytes:
+    """Return an ``ExportLogsServiceResponse``, or that of another signal: all was taken, except ``rejected`` records.
+
+    ``counted_as`` is what the signal calls these in JSON.
+    """
     if not rejected:
         return b"" if kind == PROTOBUF else b"{}"
     if kind == PROTOBUF:
-        partial = _REJECTED_LOG_RECORDS + _varint(rejected) + _text(_ERROR_MESSAGE, message)
+        partial = _REJECTED + _varint(rejected) + _text(_ERROR_MESSAGE, message)
         return _PARTIAL_SUCCESS + _varint(len(partial)) + partial
-    return json.dumps({"partialSuccess": {"rejectedLogRecords": str(rejected), "errorMessage": message}}).encode()
+    return json.dumps({"partialSuccess": {counted_as: str(rejected), "errorMessage": message}}).encode()
 
 
 def status(kind: str, message: str) -> bytes:
@@ -39,8 +49,34 @@ def status(kind: str, message: str) -> bytes:
     return json.dumps({"message": message}).encode()
 
 
+def status_details(code: int, message: str, retry_after: int | None) -> bytes:
+    """Return a ``google.rpc.Status`` of gRPC, with a ``RetryInfo`` where the request should be sent again.
+
+    ``retry_after`` is in seconds.
+    """
+    found = _STATUS_CODE + _varint(code) + _text(_STATUS_MESSAGE, message)
+    if retry_after is None:
+        return found
+    info = _bytes(_RETRY_DELAY, _SECONDS + _varint(retry_after))
+    return found + _bytes(_STATUS_DETAIL, _text(_ANY_URL, _RETRY_INFO) + _bytes(_ANY_VALUE, info))
+
+
+def message_of(kind: str, body: bytes) -> str:
+    """Return the message of a ``status``, or the detail of another refusal in JSON."""
+    if kind != PROTOBUF:
+        said = json.loads(body)
+        return str(said.get("message", said.get("detail", "")))
+    at = 1
+    while at < len(body) and body[at] > 0x7F:  # noqa: PLR2004  seven bits a byte
+        at += 1
+    return body[at + 1 :].decode()
+
+
 def _text(tag: bytes, text: str) -> bytes:
-    data = text.encode()
+    return _bytes(tag, text.encode())
+
+
+def _bytes(tag: bytes, data: bytes) -> bytes:
     return tag + _varint(len(data)) + data
 
 

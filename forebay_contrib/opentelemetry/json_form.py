@@ -1,4 +1,4 @@
-"""Reads an export request of OTLP's logs in JSON, as a whole or level by level, from its bytes.
+"""Reads an export request of OTLP in JSON, as a whole or level by level, from its bytes.
 
 Protobuf's reader of JSON passes over what it does not know, takes what is no Base64, and numbers that are too large. A
 part with such a value is none. It also takes fields by protobuf's own names (``log_records``): every check sees these
@@ -12,40 +12,44 @@ import binascii
 import json
 import math
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from google.protobuf.json_format import ParseDict, ParseError
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
 
-from forebay_contrib.opentelemetry.parting import KINDS, LEGACY, Level, Message
+from forebay_contrib.opentelemetry.parting import legacy
+from forebay_contrib.opentelemetry.signals import LOGS, Level
 from receiver_runtime.receivers.http.requests.json_spans import UnknownSpansError, spans_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+    from google.protobuf.message import Message
+
+    from forebay_contrib.opentelemetry.signals import Signal
     from receiver_runtime.receivers.http.requests.json_spans import Span
 
 # A surrogate in JSON; two that are a pair are one character.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 #: Protobuf reports a wrong type by more than one kind of error.
 WRONG = (ParseError, ValueError, TypeError, AttributeError, KeyError)
-_NEXT_LEVEL = {Level.REQUEST: "resourceLogs", Level.RESOURCE: "scopeLogs", Level.SCOPE: "logRecords"}
-_LEGACY_LOGS = "instrumentationLibraryLogs"
 _DEEPEST = 100  # messages within each other, at most: protobuf's own limit
 _UNDERSCORE = re.compile(r"_([a-z])")
-_KINDS = {field.json_name for field in AnyValue.DESCRIPTOR.fields}
+_ANY = AnyValue.DESCRIPTOR.full_name
 
 
 class Json:
     """Read export requests in JSON. See ``parting.Form``."""
 
-    def whole(self, body: bytes) -> ExportLogsServiceRequest:
+    def __init__(self, signal: Signal = LOGS) -> None:
+        self.signal = signal
+        self._next = {level: as_in_otlp(name) for level, name in signal.fields.items()}
+
+    def whole(self, body: bytes) -> Any:  # noqa: ANN401  one of three kinds of message
         """Read a request at once. Raises one of WRONG, or RecursionError."""
-        found = self.read(body, Level.REQUEST)
-        assert isinstance(found, ExportLogsServiceRequest)
-        return found
+        return self.read(body, Level.REQUEST)
 
     def split(self, data: bytes, level: Level, check: Callable[[], None]) -> tuple[bytes, list[bytes]]:
         """Return an object without what is of the next level, and that. Raises UnknownSpansError."""
@@ -53,17 +57,17 @@ class Json:
             raise UnknownSpansError("it is no object")
         others, found = [], []
         for member in spans_of(data, check):
-            if _name_of(member) == _NEXT_LEVEL[level] and member.value != b"null":
+            if _name_of(member) == self._next[level] and member.value != b"null":
                 found += [one.value for one in spans_of(member.value, check)]
             else:
                 others.append(member.name + b":" + member.value)
         return b"{" + b",".join(others) + b"}", found
 
     def without_legacy(self, data: bytes, check: Callable[[], None]) -> tuple[bytes, bool]:
-        """Return a resource without log records of before OTLP 0.20, and whether it had such."""
+        """Return a resource without records of before OTLP 0.20, and whether it had such."""
         kept, has_legacy = [], False
         for member in spans_of(data, check):
-            if _name_of(member) != _LEGACY_LOGS:
+            if _name_of(member) != self.signal.legacy:
                 kept.append(member.name + b":" + member.value)
             elif b"".join(member.value.split()) not in {b"null", b"[]"}:
                 has_legacy = True
@@ -90,17 +94,30 @@ class Json:
             json.dumps(found, ensure_ascii=False).encode()
         if not isinstance(found, dict):
             raise TypeError("it is no object")
-        _CHECKS[level](found)
-        message: Message = KINDS[level]()
+        if level is Level.REQUEST and found and self._next[level] not in found:
+            # OTLP says to ignore unknown fields. Here nothing would be left, and the sender would be told of success.
+            raise ValueError(f"of its fields, as {min(found)!r:.100}, none is {self._next[level]}")
+        if level is Level.REQUEST:
+            for one in found.get(self._next[level]) or ():
+                self._check_legacy(one)
+        elif level is Level.RESOURCE:
+            self._check_legacy(found)
+        kind = self.signal.kinds[level]
+        _check(kind.DESCRIPTOR, found)
+        message = kind()
         ParseDict(found, message, ignore_unknown_fields=True, max_recursion_depth=_DEEPEST - level)
         return message
 
+    def _check_legacy(self, of_resource: Any) -> None:  # noqa: ANN401  whatever was sent
+        if of_resource.get(self.signal.legacy):
+            raise ValueError(legacy(self.signal))
+
 
 def _name_of(member: Span) -> str:
-    return _as_in_otlp(json.loads(member.name))
+    return as_in_otlp(json.loads(member.name))
 
 
-def _as_in_otlp(name: str) -> str:
+def as_in_otlp(name: str) -> str:
     """Return a field's name as OTLP's JSON has it; protobuf's own is taken too."""
     return _UNDERSCORE.sub(lambda letter: letter[1].upper(), name) if "_" in name else name
 
@@ -109,7 +126,7 @@ def _members(members: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object. Raises ValueError for a field that is there twice, under whichever of its names."""
     found: dict[str, Any] = {}
     for given, value in members:
-        name = _as_in_otlp(given)
+        name = as_in_otlp(given)
         if name in found:
             raise ValueError(f"{given!r:.100} is there twice")
         found[name] = value
@@ -127,66 +144,37 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_request(request: Any) -> None:  # noqa: ANN401  whatever was sent
-    if request and "resourceLogs" not in request:
-        # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
-        raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
-    for of_resource in request.get("resourceLogs") or ():
-        _check_resource(of_resource)
+def _check(kind: Descriptor, given: Any) -> None:  # noqa: ANN401  whatever was sent
+    """Raise ValueError for what protobuf's reader passes over, or takes as something else, also within its parts.
+
+    Ids are converted to Base64, as protobuf's JSON has them; OTLP's are hexadecimal.
+    """
+    for name, value in given.items():
+        field = _fields_of(kind).get(name)
+        if field is None and kind.full_name == _ANY:
+            raise ValueError(f"a value is of the kind {name!r:.100}, which is none")
+        if field is None or value is None:
+            continue
+        if field.message_type is not None:
+            for one in value if field.is_repeated else (value,):
+                _check(field.message_type, one)
+        elif field.enum_type is not None:
+            _check_enum(name, field.enum_type, value)
+        elif field.type == field.TYPE_BYTES and kind.full_name == _ANY:
+            _check_base64(value)
+        elif field.type == field.TYPE_BYTES and value:
+            given[name] = base64.b64encode(_from_hex(name, value)).decode()
 
 
-def _check_resource(of_resource: Any) -> None:  # noqa: ANN401  as above
-    if of_resource.get(_LEGACY_LOGS):
-        raise ValueError(LEGACY)
-    _check_attributes((of_resource.get("resource") or {}).get("attributes"))
-    for of_scope in of_resource.get("scopeLogs") or ():
-        _check_scope(of_scope)
+@cache
+def _fields_of(kind: Descriptor) -> dict[str, FieldDescriptor]:
+    return {field.json_name: field for field in kind.fields}
 
 
-def _check_scope(of_scope: Any) -> None:  # noqa: ANN401  as above
-    _check_attributes((of_scope.get("scope") or {}).get("attributes"))
-    for record in of_scope.get("logRecords") or ():
-        _check_record(record)
-
-
-def _check_record(record: Any) -> None:  # noqa: ANN401  as above
-    """Check a log record, and convert its ids to Base64, as protobuf's JSON has them; OTLP's are hexadecimal."""
-    _check_value(record.get("body"))
-    _check_attributes(record.get("attributes"))
-    severity = record.get("severityNumber")
-    is_cut = isinstance(severity, float) and not severity.is_integer()
-    if is_cut or (isinstance(severity, str) and severity not in SeverityNumber.keys()):  # noqa: SIM118  no mapping
-        raise ValueError(f"severityNumber is {severity!r:.100}, which is none")
-    for name in ("traceId", "spanId"):
-        if record.get(name):
-            record[name] = base64.b64encode(_from_hex(name, record[name])).decode()
-
-
-_CHECKS: Mapping[Level, Callable[[Any], None]] = {
-    Level.REQUEST: _check_request,
-    Level.RESOURCE: _check_resource,
-    Level.SCOPE: _check_scope,
-    Level.RECORD: _check_record,
-}
-
-
-def _check_attributes(attributes: Any) -> None:  # noqa: ANN401  as above
-    for attribute in attributes or ():
-        _check_value(attribute.get("value"))
-
-
-def _check_value(value: Any) -> None:  # noqa: ANN401  as above
-    """Raise ValueError for what protobuf's reader passes over, or takes as something else."""
-    for kind, held in (value or {}).items():
-        if kind not in _KINDS:
-            raise ValueError(f"a value is of the kind {kind!r:.100}, which is none")
-        if kind == "bytesValue" and held is not None:
-            _check_base64(held)
-        elif kind == "arrayValue":
-            for one in (held or {}).get("values") or ():
-                _check_value(one)
-        elif kind == "kvlistValue":
-            _check_attributes((held or {}).get("values"))
+def _check_enum(name: str, kind: EnumDescriptor, value: object) -> None:
+    is_cut = isinstance(value, float) and not value.is_integer()
+    if is_cut or (isinstance(value, str) and value not in kind.values_by_name):
+        raise ValueError(f"{name} is {value!r:.100}, which is none")
 
 
 def _check_base64(text: str) -> None:

@@ -5,10 +5,7 @@ Loads ``opentelemetry-proto``, the extra ``forebay[otlp]``. ``otlp_answers`` mak
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +15,9 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 
 from forebay_contrib.opentelemetry.answers import JSON, PROTOBUF
 from forebay_contrib.opentelemetry.json_form import WRONG, Json
-from forebay_contrib.opentelemetry.parting import Form, Message, parted
+from forebay_contrib.opentelemetry.parting import Form, parted
 from forebay_contrib.opentelemetry.protobuf import Protobuf
+from forebay_contrib.opentelemetry.values import attributes_of, dumps, plain
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import (
@@ -33,9 +31,7 @@ from receiver_runtime.receivers.http.requests.pushed import (
 from receiver_runtime.receivers.http.requests.text_bodies import json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+    from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
     from receiver_runtime.receivers.http.requests.pushed import Headers
@@ -122,15 +118,15 @@ def _records(
     count = 0
     any_fine = False
     for of_resource in request.resource_logs:
-        resource = _dumps(_resource(of_resource.resource, of_resource.schema_url))
+        resource = dumps(_resource(of_resource.resource, of_resource.schema_url))
         for of_scope in of_resource.scope_logs:
-            scope = _dumps(_scope(of_scope.scope, of_scope.schema_url))
+            scope = dumps(_scope(of_scope.scope, of_scope.schema_url))
             for record in of_scope.log_records:
                 count += 1
                 if not count % _CHECK_EVERY:
                     limits.check()
                 # Resource and scope are encoded once for all their records.
-                data = f'{_dumps(_record(record))[:-1]},"resource":{resource},"scope":{scope}}}'.encode()
+                data = f'{dumps(_record(record))[:-1]},"resource":{resource},"scope":{scope}}}'.encode()
                 size += len(data)
                 if size > most_bytes_in_all:
                     raise PushRefusedError(
@@ -149,7 +145,7 @@ def _records(
     return Pushed([PushedRecord(data, JSON, key) for data in good], rejected)
 
 
-def _check(message: Message) -> None:
+def _check(message: object) -> None:
     """Raise ValueError for a part that can't be a record's JSON as it is."""
     if isinstance(message, LogRecord):
         _record(message)
@@ -183,8 +179,8 @@ def _record(record: LogRecord) -> dict[str, object]:
         "severity_number": int(record.severity_number) or None,
         "severity_text": record.severity_text or None,
         "event_name": record.event_name or None,
-        "body": _value(record.body),
-        "attributes": _attributes(record.attributes),
+        "body": plain(record.body),
+        "attributes": attributes_of(record.attributes),
         "dropped_attributes_count": record.dropped_attributes_count,
         "trace_id": record.trace_id.hex() or None,
         "span_id": record.span_id.hex() or None,
@@ -193,51 +189,13 @@ def _record(record: LogRecord) -> dict[str, object]:
 
 
 def _resource(resource: Resource, schema_url: str) -> dict[str, object]:
-    return {"attributes": _attributes(resource.attributes), "schema_url": schema_url or None}
+    return {"attributes": attributes_of(resource.attributes), "schema_url": schema_url or None}
 
 
 def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, object]:
     return {
         "name": scope.name or None,
         "version": scope.version or None,
-        "attributes": _attributes(scope.attributes),
+        "attributes": attributes_of(scope.attributes),
         "schema_url": schema_url or None,
     }
-
-
-def _attributes(attributes: Iterable[KeyValue]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for attribute in attributes:
-        if attribute.key in found:
-            raise ValueError(f"the attribute {attribute.key!r:.100} is there twice")
-        found[attribute.key] = _value(attribute.value)
-    return found
-
-
-def _value(value: AnyValue) -> object:
-    """Return a value as JSON has it: bytes as Base64, NaN and infinities as their names."""
-    match kind := value.WhichOneof("value"):
-        case "string_value" | "bool_value" | "int_value":
-            return getattr(value, kind)
-        case "double_value":
-            return _number(value.double_value)
-        case "bytes_value":
-            return base64.b64encode(value.bytes_value).decode()
-        case "array_value":
-            return [_value(item) for item in value.array_value.values]
-        case "kvlist_value":
-            return _attributes(value.kvlist_value.values)
-        case _:
-            if value.ByteSize():
-                raise ValueError("a value is of a kind that is not known here")
-            return None
-
-
-def _number(number: float) -> float | str:
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Reads an export request of OTLP's logs in protobuf, as a whole or level by level, from the wire format.
+"""Reads an export request of OTLP in protobuf, as a whole or level by level, from the wire format.
 
 Protobuf refuses a whole message for one string in it that is not UTF-8, and of two values where one may be it keeps the
 last without a word. So parts can be read alone, and a part with a value that would be lost is none. Loads
@@ -7,22 +7,25 @@ last without a word. So parts can be read alone, and a part with a value that wo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from forebay_contrib.opentelemetry.parting import KINDS, LEGACY, Level, Message
+from forebay_contrib.opentelemetry.parting import legacy
+from forebay_contrib.opentelemetry.signals import LOGS, Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message
+
+    from forebay_contrib.opentelemetry.signals import Signal
 
 # The numbers of the fields that hold the next level: resources of a request, scopes of a resource, records of a scope.
 _NEXT_LEVEL = {Level.REQUEST: 1, Level.RESOURCE: 2, Level.SCOPE: 2}
-_LEGACY_LOGS = 1000
+_LEGACY = 1000
 _MORE, _BITS = 0x80, 0x7F
 _LONGEST_VARINT = 10
 
@@ -30,15 +33,18 @@ _LONGEST_VARINT = 10
 class Protobuf:
     """Read export requests in protobuf. See ``parting.Form``."""
 
-    def whole(self, body: bytes) -> ExportLogsServiceRequest:
+    def __init__(self, signal: Signal = LOGS) -> None:
+        self.signal = signal
+
+    def whole(self, body: bytes) -> Any:  # noqa: ANN401  one of three kinds of message
         """Read a request at once. Raises DecodeError."""
-        request: ExportLogsServiceRequest = ExportLogsServiceRequest.FromString(body)
+        request = self.signal.kinds[Level.REQUEST].FromString(body)
         if request.ByteSize() != len(body):
             # Something is written in another way than protobuf's own, or is there twice.
             _check_once(request.DESCRIPTOR, body)
-        for one in request.resource_logs:
-            if any(field.field_number == _LEGACY_LOGS for field in UnknownFieldSet(one)):
-                raise DecodeError(LEGACY)
+        for one in getattr(request, self.signal.fields[Level.REQUEST]):
+            if any(field.field_number == _LEGACY for field in UnknownFieldSet(one)):
+                raise DecodeError(legacy(self.signal))
         return request
 
     def split(self, data: bytes, level: Level, _: Callable[[], None]) -> tuple[bytes, list[bytes]]:
@@ -52,13 +58,13 @@ class Protobuf:
         return b"".join(others), found
 
     def without_legacy(self, data: bytes, _: Callable[[], None]) -> tuple[bytes, bool]:
-        """Return a resource without log records of before OTLP 0.20, and whether it had such. Raises DecodeError."""
-        kept = b"".join(data[start:end] for field, start, _, end in _fields(data) if field != _LEGACY_LOGS)
+        """Return a resource without records of before OTLP 0.20, and whether it had such. Raises DecodeError."""
+        kept = b"".join(data[start:end] for field, start, _, end in _fields(data) if field != _LEGACY)
         return kept, len(kept) < len(data)
 
     def read(self, data: bytes, level: Level) -> Message:
         """Read a message of this level. Raises DecodeError."""
-        message: Message = KINDS[level].FromString(data)
+        message = self.signal.kinds[level].FromString(data)
         _check_once(message.DESCRIPTOR, data)
         return message
 

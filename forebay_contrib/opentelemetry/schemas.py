@@ -1,14 +1,17 @@
-"""Describe OTLP's logs for the OpenAPI document: JSON schemas of the request, of its answer and of a refusal."""
+"""Describe OTLP for the OpenAPI document: JSON schemas of requests, of their answers and of a refusal."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay_contrib.opentelemetry.json_form import as_in_otlp
+from forebay_contrib.opentelemetry.signals import Level
 from receiver_runtime.receivers.http.requests.route import BASE64_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forebay_contrib.opentelemetry.signals import Signal
     from receiver_runtime.receivers.http.requests.route import Json
 
 SCHEMAS: Mapping[str, Json] = {
@@ -109,3 +112,22 @@ SCHEMAS: Mapping[str, Json] = {
     },
     "Status": {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}},
 }
+
+
+def schemas_of(signal: Signal) -> Mapping[str, Json]:
+    """Return the schemas of a signal: of logs in full, of others what tells their requests from others."""
+    if signal.name == "logs":
+        return SCHEMAS
+    request, first = signal.kinds[Level.REQUEST].DESCRIPTOR.name, as_in_otlp(signal.fields[Level.REQUEST])
+    counts = {signal.rejected: {"type": "string", "pattern": "^[0-9]+$"}, "errorMessage": {"type": "string"}}
+    partial = {"type": "object", "required": list(counts), "properties": counts}
+    return {
+        request: {
+            "description": "As OpenTelemetry defines it, with ids in hexadecimal. Unknown fields are ignored.",
+            "type": "object",
+            "properties": {first: {"type": "array", "items": {"type": "object"}}},
+            "anyOf": [{"required": [first]}, {"maxProperties": 0}],
+        },
+        request.replace("Request", "Response"): {"type": "object", "properties": {"partialSuccess": partial}},
+        "Status": SCHEMAS["Status"],
+    }

@@ -50,6 +50,10 @@ class RedisStreams(Source):
         ("timestamp", "timestamp[ms, tz=UTC]"),
         ("fields", "map<string, binary>"),
     )
+    no_record: ClassVar[str] = (
+        "an entry is no single text: it has fields. Leave out records=, and take them by name in the output, as "
+        "fields['item']"
+    )
     needs_extra: ClassVar[str | None] = "redis"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     receiver_class: ClassVar[str] = "forebay_contrib.redis.receiver:RedisStreamsReceiver"

@@ -57,6 +57,7 @@ class Syslog(Source):
         ("parse_error", "string"),
         ("raw", "binary"),
     )
+    record_column: ClassVar[str] = "message"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
     receiver_class: ClassVar[str] = "forebay_contrib.syslog.receiver:SyslogReceiver"
 

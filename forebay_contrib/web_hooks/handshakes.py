@@ -1,6 +1,7 @@
-"""Answer senders of web hooks that ask, before they send, whether an address is right: Slack, Meta, Azure Event Grid.
+"""Answer senders of web hooks that ask, before they send, whether an address is right.
 
-None of these answers stores anything. Slack's question is signed as its other requests are; Meta shows a token.
+They are Slack, Meta, Azure Event Grid and Amazon SNS. None of these answers stores anything. Questions of Slack and SNS
+are signed as their other requests are; Meta shows a token.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs
 
+import msgspec
+
+from forebay_contrib.web_hooks.sns import Sns
 from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, header
 from receiver_runtime.receivers.http.requests.route import Reply
+from receiver_runtime.sources.fields.hmac_signature import Hmac
 from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
@@ -27,6 +32,13 @@ _LONGEST = 4096  # bytes of a question: the known ones have less than 2 KiB
 _MOST_PARAMETERS = 20
 _EVENT_TYPE = b"aeg-event-type"
 _VALIDATION = "SubscriptionValidation"
+
+
+class _OnlyType(msgspec.Struct):
+    Type: str
+
+
+_TYPE = msgspec.json.Decoder(_OnlyType)
 
 
 class _Questions(HttpProtocol):
@@ -59,6 +71,14 @@ class EventGridQuestions(_Questions):
     def handshakes(self) -> Mapping[Literal["GET", "POST"], Handshake]:
         """See ``HttpProtocol``."""
         return {"POST": answer_event_grid}
+
+
+class SnsQuestions(_Questions):
+    """Answers SNS's messages that are no notification. Their check did what they ask for."""
+
+    def handshakes(self) -> Mapping[Literal["GET", "POST"], Handshake]:
+        """See ``HttpProtocol``."""
+        return {"POST": answer_sns}
 
 
 def answer_slack(_: Headers, body: bytes, __: Http) -> Reply | None:
@@ -94,7 +114,7 @@ def answer_hub(_: Headers, query: bytes, source: Http) -> Reply | None:
         return None
     if asked["hub.mode"] != ["subscribe"]:
         raise PushRefusedError(400, f"hub.mode: {asked['hub.mode'][0]!r:.100} is not answered: ask with 'subscribe'")
-    secret = None if source.verify is None else source.verify.challenge_secret
+    secret = source.verify.challenge_secret if isinstance(source.verify, Hmac) else None
     try:
         wanted = "" if secret is None else secret.resolve()
     except SecretError:
@@ -103,6 +123,13 @@ def answer_hub(_: Headers, query: bytes, source: Http) -> Reply | None:
     if not wanted or more or not hmac.compare_digest(given.encode(), wanted.encode()):
         raise PushRefusedError(403, "hub.verify_token: it is not this stream's: compare it with challenge_secret")
     return _text(asked.get("hub.challenge", [None])[0], "hub.challenge")
+
+
+def answer_sns(_: Headers, body: bytes, source: Http) -> Reply | None:
+    """Return an answer to a confirmation, or None for a notification. ``Sns`` has checked that it is one of the two."""
+    if not isinstance(source.verify, Sns) or _TYPE.decode(body).Type == "Notification":
+        return None
+    return Reply(HTTPStatus.OK, "application/json", b"{}")
 
 
 def _parsed(body: bytes) -> Any:  # noqa: ANN401  JSON

@@ -59,6 +59,7 @@ class ZeroMQ(Source):
         ("body", "binary"),
         ("further_frames", "list<item: binary>"),
     )
+    record_column: ClassVar[str] = "body"
     needs_extra: ClassVar[str | None] = "zeromq"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
     receiver_class: ClassVar[str] = "forebay_contrib.zeromq.receiver:ZeroMQReceiver"

@@ -15,12 +15,13 @@ from orchestration.declarations.pipeline import PER_HOST, DeclarationError
 from orchestration.declarations.renames import idle_renames, refuse_to_rename, removal, renames
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError
+from receiver_runtime.sources.records.ddl import type_name
 from receiver_runtime.sources.source import SourceError
 from tracker_store.batches import pipelines as store
 from tracker_store.batches.streams import stream_overview
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
-from tracker_store.schema.declarations import PipelineDeclaration
+from tracker_store.schema.declarations import RECORDS_FIELD, PipelineDeclaration, StreamDeclaration
 from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, A
     """Return what differs between two declarations, as (key, old, new)."""
     before, after = _flatten(old), _flatten(new)
     return tuple(
-        (key, before.get(key), after.get(key))
+        (key.replace(f"source.{RECORDS_FIELD}.", "records."), before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     )
@@ -205,27 +206,50 @@ def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
     refuse_to_rename(renamed, {stream.name for stream in streams}, others, read)
     for stream in streams:
         if (row := applied.get(renamed.get(stream.name, stream.name))) is not None:
-            _refuse_other_types(connection, stream, row)
+            _refuse_other_columns(connection, stream, row)
     for pipeline in pipelines:
         if pipeline.name in before:
             _refuse_to_strand(connection, pipeline, before[pipeline.name], applied, renamed)
     refuse_to_share(pipelines, before)
 
 
-def _refuse_other_types(connection: sa.Connection, stream: Stream, row: store.StreamRow) -> None:
-    """Refuse records with a column that the stream has with another type: its blocks are read together."""
-    if stream.records is None:
-        return
-    had = [column for schema in schemas_of_stream(connection, row.stream_id) for column in schema.columns]
-    first = {name.lower(): (name, kind) for name, kind in reversed(had)}
-    others = [
-        f"{name} is {kind}, the stream has {' as '.join(first[name.lower()])}"
-        for name, kind in stream.records.block_columns(stream.source.columns, stream.source.record_column)
-        if first.get(name.lower(), (name, kind)) != (name, kind)
+def _refuse_other_columns(connection: sa.Connection, stream: Stream, row: store.StreamRow) -> None:
+    """Refuse a column that the stream has with another type or in other case, and records without one that they had.
+
+    Blocks of all versions are read together. A mistake can be corrected until a receiver has begun with it.
+    """
+    stored = [column for schema in schemas_of_stream(connection, row.stream_id) for column in schema.columns]
+    # The first type of each counts, as for the receivers.
+    had = {name.lower(): (name, kind) for name, kind in reversed(stored)}
+    source, records = stream.source, stream.records
+    columns = source.columns if records is None else records.block_columns(source.columns, source.record_column)
+    found = [
+        f"{name} {_told(kind, had[name.lower()][1])} is {had[name.lower()][0]} {_told(had[name.lower()][1], kind)} in "
+        "the stream"
+        for name, kind in columns
+        if had.get(name.lower(), (name, kind)) != (name, kind)
     ]
-    if others:
-        message = f"stream {stream.name!r}: records: {'; '.join(others)}: keep it, and add a column of another name"
+    before = StreamDeclaration.of(row.declaration).records
+    if records is not None and before is not None:
+        now = {name.lower() for name, _ in columns}
+        found += [
+            f"{name} {type_name(kind)} is left out"
+            for name, kind in before["columns"]
+            if name.lower() in had and name.lower() not in now
+        ]
+    if found:
+        message = (
+            f"stream {stream.name!r}: {'; '.join(found)}. Its blocks of before are read with the new ones, so each "
+            "column stays: declare it as it is (it is null where a record has none), and give one of another type a "
+            "new name. To begin without it, declare a new stream"
+        )
         raise DeclarationError(message)
+
+
+def _told(kind: str, other: str) -> str:
+    """Return a type as people declare it, or in full where another one is declared likewise."""
+    name = type_name(kind)
+    return kind if kind != other and name == type_name(other) else name
 
 
 def _preferred_host(stream: Stream) -> str | None:

@@ -12,6 +12,8 @@ from orchestration.declarations.renames import removal
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.fields.units import duration_text
 from receiver_runtime.sources.plugins import PluginError
+from receiver_runtime.sources.records.declared import RAW
+from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -154,3 +156,17 @@ def _broken(stream: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
     was, now = before["source"]["kind"], after["source"]["kind"]
     if was != now:
         yield f"records of stream {stream!r} get the columns of another kind of source ({was} becomes {now})"
+    had, has = before["source"].get(RECORDS_FIELD), after["source"].get(RECORDS_FIELD)
+    if had is None and has is not None:
+        yield (
+            f"records of stream {stream!r} are parsed: new rows have {_names(has)}, the source's other columns under "
+            "names that begin with _, and null in the columns of before"
+        )
+    elif had is not None and has is None:
+        yield f"records of stream {stream!r} are not parsed any more: new rows have null in {_names(had)}"
+    elif had is not None and had["raw"] and not has["raw"]:
+        yield f"records of stream {stream!r} are not kept any more: new rows have null in {RAW}"
+
+
+def _names(records: Mapping[str, Any]) -> str:
+    return ", ".join(name for name, _ in records["columns"])

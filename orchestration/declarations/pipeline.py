@@ -22,6 +22,7 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.records.declared import Records
 from receiver_runtime.sources.source import Source
 from tracker_store.close_names import close_name, did_you_mean
+from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,6 +110,12 @@ def _milliseconds(duration: timedelta) -> int:
     return round(duration / timedelta(milliseconds=1))
 
 
+def stored_source(source: Source, records: Records | None) -> dict[str, Any]:
+    """Return a source as `forebay apply` writes it, with what its records are if they are parsed."""
+    stored: dict[str, Any] = source.model_dump(mode="json")
+    return stored if records is None else {**stored, RECORDS_FIELD: records.model_dump(mode="json")}
+
+
 class Stream:
     """Declare a named input: one source, read by one or several receivers, independent of any pipeline."""
 
@@ -174,8 +181,10 @@ class Stream:
         if not isinstance(self.records, Records):
             message = f"stream {self.name!r}: records={self.records!r}: give a kind of records, as Json('item STRING')"
             raise DeclarationError(message)
-        if not self.source.record_column:
-            message = f"stream {self.name!r}: records={self.records!r}: records of {self.source.kind} are not parsed"
+        if self.source.columns and not self.source.record_column:
+            message = (
+                f"stream {self.name!r}: records=: {self.source.kind} has no column to parse: {self.source.no_record}"
+            )
             raise DeclarationError(message)
         try:
             self.records.block_columns(self.source.columns, self.source.record_column)
@@ -186,9 +195,7 @@ class Stream:
     def declaration(self) -> dict[str, Any]:
         """Return what `forebay apply` writes."""
         return {
-            "source": self.source.model_dump(mode="json"),
-            # Only where it is set, as below.
-            **({} if self.records is None else {"records": self.records.model_dump(mode="json")}),
+            "source": stored_source(self.source, self.records),
             "receivers": self.receivers,
             # Whether its receivers belong to the host at whose address they listen.
             "listens": self.source.is_listener and not self.shared_address,

@@ -29,6 +29,7 @@ from orchestration.status_page.requests import (
     whole,
 )
 from orchestration.status_page.shown import milliseconds
+from orchestration.status_page.stream_columns import shown_columns
 from tracker_store.batches.pipelines import unknown_pipeline, unknown_stream
 from tracker_store.host.code_in_force import CodeState
 from tracker_store.reports import status_page as store
@@ -238,6 +239,7 @@ class StatusPages:
             if found is None:
                 raise HTTPException(404, str(unknown_stream(connection, name)))
             stream_id, stream = found
+            columns = store.page_columns(connection, stream_id)
             receivers = store.page_of_receivers(
                 connection, stream_id, state=state, after=min(after, 2**31 - 1), limit=PAGE_ROWS + 1
             )
@@ -245,6 +247,8 @@ class StatusPages:
         return self._renderer.page(
             "stream",
             stream=stream,
+            columns=shown_columns(columns),
+            letters=columns,
             receivers=receivers[:PAGE_ROWS],
             state=state,
             states=[

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_path.load.codec_choice import CodecChoice
-from receiver_runtime.block_store.frames.columns import stamped
+from receiver_runtime.block_store.frames.columns import fitted, stamped
 from receiver_runtime.block_store.frames.frame import (
     DeadLetterReason,
     FrameFields,
@@ -64,16 +64,20 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """Hold a block as it will be stored, without its frame: so it can be encoded before it has a sequence."""
+    """Hold a block as it will be stored, without its frame: so it can be encoded before it has a sequence.
+
+    ``letters`` are the rows that it leaves out. If it leaves out all, it has no records, and is not stored.
+    """
 
     payload: Sequence[pa.Buffer]
     records: int
     codec: Compression = DEFAULT_COMPRESSION
+    letters: Sequence[DeadLetter] = ()
 
     @property
     def nbytes(self) -> int:
-        """Return the payload's size."""
-        return sum(buffer.size for buffer in self.payload)
+        """Return the size of the payload and the letters."""
+        return sum([buffer.size for buffer in self.payload] + [len(letter.data) for letter in self.letters])
 
 
 class BlockHandler:
@@ -114,7 +118,13 @@ class BlockHandler:
         ``queued``: the block comes from a queue, so it takes the codec that fits the moment.
         """
         codec = self.codec.codec if queued else self.codec.base
-        payload = encode_parts(self._schema, batches, compression=codec, threads=self._encoders)
+        # Columns are only added: the widest schema is the newest.
+        if len(widest := max((batch.schema for batch in batches), key=len)) > len(self._schema):
+            self._schema = stamped(widest)
+        schema = self._schema
+        if any(len(batch.schema) < len(schema) for batch in batches):
+            batches = list(map(fitted(schema.remove_metadata()), batches))
+        payload = encode_parts(schema, batches, compression=codec, threads=self._encoders)
         return EncodedBlock(payload, sum(batch.num_rows for batch in batches), codec)
 
     def store_block(

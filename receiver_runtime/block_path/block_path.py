@@ -6,16 +6,17 @@ order, and dead letters. It must never start, restart or end a receiver.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from receiver_runtime.block_path.block_generator import BlockGenerator
 from receiver_runtime.block_path.block_pusher import BlockPusher
 from receiver_runtime.block_path.block_writer import BlockWriter
-from receiver_runtime.block_path.dead_letter_path import DeadLetterPath
+from receiver_runtime.block_path.dead_letters.dead_letter_path import DeadLetterPath
 from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_path.records import conform, to_batch, to_batches
+from receiver_runtime.block_path.text_check import RowsWaitError
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.watching.backoff import store_backoff
 from receiver_runtime.watching.receiver_calls import InFlightCalls
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from receiver_runtime.block_path.load.block_threads import BlockThreads
     from receiver_runtime.block_path.receiver_context import ReceiverContext
     from tracker_store.blocks.blocks import ControlResponse, NewBlock, OffsetLink
+
+T = TypeVar("T")
 
 
 class BlockPath:
@@ -180,7 +183,7 @@ class BlockPath:
             raise EmptyBlockError(f"receiver {self._receiver_id} stored many records as one block, and there were 0")
         with self.in_flight:
             self.limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
-            batches = self.pusher.store_invalid(batches)
+            batches = self.until_read(lambda: self.pusher.store_invalid(batches))
             if batches:
                 self.writer.push(self._handler.encode(batches)).result()
         self.has_accepted = True
@@ -193,6 +196,20 @@ class BlockPath:
         """
         with self.in_flight:
             self._letters.store(letters)
+
+    def until_read(self, check: Callable[[], T]) -> T:
+        """Check rows; while another system must be waited for to read them, wait, except at a stop.
+
+        Raises RowsWaitError at a stop: nothing of the rows is stored.
+        """
+        backoff = store_backoff()
+        while True:
+            try:
+                return check()
+            except RowsWaitError as error:
+                self.pusher.report_failure("a block could not be stored", error)
+                if self._interrupted or not self.writer.pause(backoff.next_delay()):
+                    raise
 
     # -- the receiver's side: blocks that move the positions of their source -----------------------------------------
 
@@ -210,7 +227,7 @@ class BlockPath:
         """
         with self.in_flight:
             self.limiter.acquire(batch.num_rows, batch.nbytes)
-            batches = self.pusher.store_invalid([conform(batch, self._schema)])
+            batches = self.until_read(lambda: self.pusher.store_invalid([conform(batch, self._schema)]))
             future = self.writer.push(self._handler.encode(batches), tuple(links)) if batches else None
         self.has_accepted = True
         return future

@@ -6,8 +6,10 @@ blocks. It never drops a block: one that can't be stored is offered again by the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_path.block_handler import EncodedBlock
 from receiver_runtime.reporting.unfailing_reporter import describe
 
 if TYPE_CHECKING:
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from receiver_runtime.block_path.block import Block
-    from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter, EncodedBlock
+    from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
     from receiver_runtime.block_path.block_writer import BlockWriter
-    from receiver_runtime.block_path.dead_letter_path import DeadLetterPath
+    from receiver_runtime.block_path.dead_letters.dead_letter_path import DeadLetterPath
     from receiver_runtime.block_path.receiver_context import ReceiverContext
 
 # The hindrance "the disk takes no blocks".
@@ -38,8 +40,8 @@ class BlockPusher:
         self._status = context.status
         self._reporter = context.reporter
         self._progress = context.progress
-        # The number of the generator's newest block with rows to put aside whose other rows are stored.
-        self._stored_before_letters = 0
+        # The number of the generator's newest block that is stored, its dead letters perhaps not.
+        self._newest_stored = 0
 
     # -- the block generator's side ----------------------------------------------------------------------------------
 
@@ -48,27 +50,21 @@ class BlockPusher:
         self._handler.codec.observe(block.nbytes, seconds=block.seconds, waited=block.waited)
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
-        """Encode a block on the generator's timer; return None if a row must go aside, for which it can't wait."""
-        checked = [self._rows.check(batch) for batch in batches]
-        if any(one.letters for one in checked):
-            return None
-        return self._handler.encode([one.batch for one in checked], queued=True)
+        """Encode a block on the generator's timer, without the rows that it can't have; None if that has to wait."""
+        return self._encoded(batches) if all(map(self._rows.is_ready, batches)) else None
 
     def push(self, block: Block) -> None:
         """Store a block and hand it to the registrar. The next block is stored while this one is registered.
 
         Returning means success; after an error the block is offered again.
         """
-        if block.encoded is not None:
-            self._writer.push(block.encoded)
-        else:
-            valid, letters = self._divide(block.batches)
-            # If this fails, the generator calls it again for the same block: its rows must not be stored twice.
-            if valid and self._stored_before_letters != block.number:
-                self._writer.push(self._handler.encode(valid))
-                self._stored_before_letters = block.number
-            # After the block: a failed push would store the dead letters again.
-            self._letters.store(letters)
+        encoded = self._encoded(block.batches) if block.encoded is None else block.encoded
+        # If the letters fail, the generator calls it again for the same block: its rows must not be stored twice.
+        if encoded.records and self._newest_stored != block.number:
+            self._writer.push(encoded)
+            self._newest_stored = block.number
+        # After the block: a failed push would store the dead letters again.
+        self._letters.store(encoded.letters)
         self.report_stored()
 
     def close_aged_segments(self) -> None:
@@ -93,6 +89,12 @@ class BlockPusher:
         """End the process, so that another is started: the generator has ended by this error and takes nothing more."""
         self._writer.refuse(RuntimeError(f"the block generator failed: {describe(error)}"))
         self._reporter.error("the block generator failed", error)
+
+    def _encoded(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        valid, letters = self._divide(batches)
+        if not letters:
+            return self._handler.encode(valid, queued=True)
+        return replace(self._handler.encode(valid, queued=True) if valid else EncodedBlock((), 0), letters=letters)
 
     # -- every path of records ---------------------------------------------------------------------------------------
 

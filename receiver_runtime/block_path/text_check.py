@@ -21,6 +21,12 @@ from receiver_runtime.block_store.frames.payload import encode_batches
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.sources.records.declared import Records
+
+
+class RowsWaitError(Exception):
+    """Nothing to do: rows can't be read yet, because another system does not answer. They are tried again."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
@@ -35,14 +41,28 @@ class CheckedRows:
 
 
 class RowCheck(ABC):
-    """Check rows before they are stored. ``schema``: of the blocks, which may be another than that of the rows."""
+    """Check rows before they are stored. ``schema``: of the blocks, which may be another than that of the rows.
+
+    It may get columns, and never loses one.
+    """
+
+    #: What a typed stream declares of its records.
+    records: Records | None = None
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
 
     @abstractmethod
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
-        """Return the rows of a batch as a block has them. Safe from any thread."""
+        """Return the rows of a batch as a block has them. Safe from any thread. Raises RowsWaitError."""
+
+    def is_ready(self, batch: pa.RecordBatch) -> bool:  # noqa: ARG002  most are always
+        """Return whether ``check`` waits for no other system."""
+        return True
+
+    def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch | None:  # noqa: ARG002  a typed stream's
+        """Return records as rows of the receiver, with null in its other columns; None: they are no typed stream's."""
+        return None
 
 
 class TextCheck(RowCheck):

@@ -9,18 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_path.text_check import TextCheck
-from receiver_runtime.block_store.frames.columns import columns_of, fingerprint_of
+from receiver_runtime.block_store.frames.columns import columns_of, fingerprint_of, union
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.source import SourceError
-from tracker_store.blocks.stream_schemas import register_schema
+from tracker_store.blocks.stream_schemas import register_schema, schemas_of_stream
 from tracker_store.connection.errors import SchemaConflictError
 from tracker_store.receivers.receivers import set_preferred_location
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from receiver_runtime.block_path.text_check import RowCheck
+    from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.reporting.driver_log import DriverLog
     from receiver_runtime.sources.records.declared import Records
     from receiver_runtime.sources.source import Source
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def prepare_receiver(
-    source: Source, records: Records | None, *, receiver_id: int, driver_log: DriverLog
+    source: Source, records: Records | None, *, receiver_id: int, stream_id: int, driver_log: DriverLog
 ) -> tuple[Receiver, RowCheck]:
     """Return the receiver of a source, and what its rows become, after registering the columns of its blocks.
 
@@ -36,17 +35,25 @@ def prepare_receiver(
         SourceError: it can't be made here, or its columns can't be stored beside those of the stream's blocks; a
             restart does not help.
     """
-    receiver = make_receiver(source)
-    try:
-        rows = _rows(receiver.record_schema, source, records)
-        columns = columns_of(rows.schema)
-    except ValueError as error:
-        raise SourceError(f"receiver {source.address}: {error}") from error
-    try:
+
+    def register(columns: Columns) -> None:
         driver_log.until_answered(
             "register the receiver's columns",
             lambda c: register_schema(c, receiver_id=receiver_id, fingerprint=fingerprint_of(columns), columns=columns),
         )
+
+    receiver = make_receiver(source)
+    try:
+        rows = _rows(receiver, source, records)
+        if records is not None and records.columns_grow:
+            assert isinstance(rows, TypedRows)
+            versions = driver_log.until_answered("read the stream's columns", lambda c: schemas_of_stream(c, stream_id))
+            rows.grow(union(*(version.columns for version in versions)), register)
+        columns = columns_of(rows.schema)
+    except ValueError as error:
+        raise SourceError(f"receiver {source.address}: {error}") from error
+    try:
+        register(columns)
     except SchemaConflictError as error:
         raise SourceError(str(error)) from error
     wish, bound = receiver.preferred_location, receiver.is_bound_to_host
@@ -62,8 +69,8 @@ def prepare_receiver(
     return receiver, rows
 
 
-def _rows(schema: pa.Schema, source: Source, records: Records | None) -> RowCheck:
+def _rows(receiver: Receiver, source: Source, records: Records | None) -> RowCheck:
     """Return what rows of the receiver become. Raises ValueError, such as ColumnsError: blocks can't have them."""
     if records is None:
-        return TextCheck(schema)
-    return TypedRows(records, schema, source.record_column)
+        return TextCheck(receiver.record_schema)
+    return TypedRows(records, receiver.record_schema, source.record_column or receiver.record_column)

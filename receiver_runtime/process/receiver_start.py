@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.block_path.block_handler import BlockHandler
+from receiver_runtime.block_path.dead_letters.letter_replay import LetterReplay
 from receiver_runtime.block_path.receiver_context import ReceiverContext
 from receiver_runtime.block_path.recovery.salvage import salvage, store_location
 from receiver_runtime.block_path.registration.registered_through import RegisteredThrough
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLog
 from receiver_runtime.block_store.frames import frame
-from receiver_runtime.block_store.frames.encryption import BlockKey, FrameEncryptor
+from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys, FrameEncryptor
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores.stores import open_block_store
 from receiver_runtime.process.receiver_preparation import prepare_receiver
@@ -111,7 +112,11 @@ class ReceiverStart:
         with self._unwatched():
             # The receiver's own code may take long here, and the receiver holds no data yet.
             receiver, rows = prepare_receiver(
-                source, records, receiver_id=self._receiver_id, driver_log=self._driver_log
+                source,
+                records,
+                receiver_id=self._receiver_id,
+                stream_id=spec.stream_id,
+                driver_log=self._driver_log,
             )
         source_rule = receiver.source_rule or source.source_rule
         if self._assignment != spec.assignment:
@@ -194,6 +199,7 @@ class ReceiverStart:
             rate_limit=response.rate_limit,
             threads=shared.block_threads,
             reading_loop=shared.reading_loop,
+            letters=LetterReplay(store, BlockKeys(() if shared.block_key is None else (shared.block_key,))),
         )
 
     @contextlib.contextmanager

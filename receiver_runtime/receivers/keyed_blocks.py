@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,9 +55,20 @@ class Requests:
     """Count what was done with the rows of each request of a submit."""
 
     rows: Sequence[int]
+    #: Of each request the name of its sender, by which dead letters are limited; empty: they are not.
+    senders: Sequence[str] = ()
     duplicates: dict[int, int] = field(default_factory=dict)
     #: Rows that became dead letters, and why, by their places in the request.
     misfits: dict[int, dict[int, str]] = field(default_factory=dict)
+
+    def _letter_of(self, number: int, letter: DeadLetter) -> DeadLetter:
+        """Return a request's dead letter, within its sender's budget if all of its rows are dead letters.
+
+        Such a request is refused, so its sender has what is not kept, and may send it again and again.
+        """
+        if not self.senders or len(self.misfits[number]) != self.rows[number]:
+            return letter
+        return replace(letter, peer=self.senders[number])
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return for each request what was done with its rows."""
@@ -75,10 +86,12 @@ class Requests:
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             self.duplicates[int(number)] = self.duplicates.get(int(number), 0) + int(count)
 
-    def add_misfits(self, rows: npt.NDArray[np.int64], whys: Sequence[str]) -> None:
-        """Note rows that became dead letters, given by their places in the submit."""
-        for number, place, why in zip(*(each.tolist() for each in self._placed(rows)), whys, strict=True):
-            self.misfits.setdefault(number, {})[place] = why
+    def add_misfits(self, rows: npt.NDArray[np.int64], letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        """Note rows that became dead letters, given by their places in the submit; return the letters to store."""
+        numbers, places = (each.tolist() for each in self._placed(rows))
+        for number, place, letter in zip(numbers, places, letters, strict=True):
+            self.misfits.setdefault(number, {})[place] = letter.why
+        return [self._letter_of(number, letter) for number, letter in zip(numbers, letters, strict=True)]
 
     def _placed(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the request's number for each row, and the row's place in it."""
@@ -194,11 +207,13 @@ class KeyedPart:
         self.places = self.places[kept]
         return gone
 
-    def leave_out_invalid(self, invalid: npt.NDArray[np.bool_], whys: Sequence[str]) -> None:
-        """Leave out rows that a block can't have, and count them; ``whys`` has why for each of them."""
+    def leave_out_invalid(self, invalid: npt.NDArray[np.bool_], letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        """Leave out rows that a block can't have, and count them; return their letters as they are to be stored."""
         gone = self._keep(pa.array(~invalid))
-        if self.submit.requests is not None and gone is not None:
-            self.submit.requests.add_misfits(gone, whys)
+        requests = self.submit.requests
+        if requests is None or gone is None:
+            return letters
+        return requests.add_misfits(gone, letters)
 
     def distinct_keys(self) -> set[str]:
         """Return the keys of its rows."""
@@ -225,18 +240,22 @@ class KeyedBlock:
             self.keys -= gone
             self.count()
 
-    def leave_out_invalid(self, checked: CheckedRows) -> None:
-        """Leave out the rows that a block can't have, of those of ``joined``, and the keys that only they have."""
+    def leave_out_invalid(self, checked: CheckedRows) -> Sequence[DeadLetter]:
+        """Leave out the rows that a block can't have, of those of ``joined``, and the keys that only they have.
+
+        Return their dead letters.
+        """
         assert checked.invalid is not None
-        begin = letters = 0
+        begin = 0
+        letters: list[DeadLetter] = []
         for part in self.parts:
             invalid = checked.invalid[begin : begin + part.batch.num_rows]
             begin += part.batch.num_rows
             if count := int(invalid.sum()):
-                part.leave_out_invalid(invalid, [one.why for one in checked.letters[letters : letters + count]])
-                letters += count
+                letters += part.leave_out_invalid(invalid, checked.letters[len(letters) : len(letters) + count])
         self.keys &= {key for part in self.parts for key in part.distinct_keys()}
         self.count()
+        return letters
 
     def joined(self) -> pa.RecordBatch:
         """Return its rows as one batch."""

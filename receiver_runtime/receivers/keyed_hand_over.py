@@ -40,6 +40,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,6 +136,7 @@ class KeyedHandOver:
         unscoped_keys: pa.StringArray | None = None,
         rows_share_keys: bool = False,
         requests: Sequence[int] | None = None,
+        senders: Sequence[str] = (),
     ) -> Future[HandedOver]:
         """Hand a batch over; waits while too much is not answered.
 
@@ -147,6 +149,8 @@ class KeyedHandOver:
                 key is one row's, and those behind it are its repeats.
             requests: the batch is several requests, with these numbers of rows, and the answer says what was done
                 with the rows of each. Rows of one may share a key as above; no two requests have a key in common.
+            senders: of each request who sent it: where all rows of a request are dead letters, they are within the
+                sender's budget (``dead_letter_budget``), because the sender is refused.
 
         Returns:
             A future: its result comes when the driver log has the rows, an error means that the sender must not be
@@ -163,7 +167,7 @@ class KeyedHandOver:
         if requests is not None:
             if sum(requests) != made.batch.num_rows:
                 raise ValueError(f"requests of {sum(requests)} rows for {made.batch.num_rows} rows")
-            made.requests = Requests(requests)
+            made.requests = Requests(requests, senders)
             made.places = np.arange(made.batch.num_rows)
         if keys is not None and unscoped_keys is not None:
             made.unscoped = by_key(storable(keys), storable(unscoped_keys))
@@ -357,12 +361,13 @@ class _BlocksInFlight:
         for block in self._blocks:
             if not block.rows or block.future is not None:
                 continue
-            checked = self._path.rows.check(block.joined())
+            rows = block.joined()
+            checked = self._path.until_read(partial(self._path.rows.check, rows))
             if checked.invalid is not None:
                 before = set(block.keys)
-                block.leave_out_invalid(checked)
+                letters = block.leave_out_invalid(checked)
                 self._keys -= before - block.keys
-                self._path.store_dead_letters(checked.letters)
+                self._path.store_dead_letters(letters)
                 if not block.rows:
                     continue
             try:

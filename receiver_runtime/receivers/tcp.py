@@ -30,8 +30,8 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
-def listening_socket(address: tuple[str, int], *, backlog: int) -> socket.socket:
-    """Return a socket that listens; ``::`` listens on IPv4 too. Raises OSError."""
+def listening_socket(address: tuple[str, int], *, backlog: int, is_shared: bool = False) -> socket.socket:
+    """Return a socket that listens; ``::`` listens on IPv4 too. Others of this user may share it. Raises OSError."""
     host, port = address
     family, _, _, _, found = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -41,6 +41,7 @@ def listening_socket(address: tuple[str, int], *, backlog: int) -> socket.socket
         found[:2],
         family=family,
         backlog=backlog,
+        reuse_port=is_shared,
         dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
     )
 

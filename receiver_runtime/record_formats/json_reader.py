@@ -21,6 +21,7 @@ from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.record_formats.text_values import typed
+from receiver_runtime.sources.records.json_records import JsonObjects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,10 @@ class JsonReader(RecordReader):
         self.schema = arrow_schema(records.columns)
         # As Arrow's parser gives them: times and dates as text.
         self._read_as = pa.schema([(field.name, _read_type(field.type)) for field in self.schema])
-        self._options = pj.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior="ignore")
-        self._judge = _Judge(self.schema)
+        closed = isinstance(records, JsonObjects) and records.closed
+        others = "error" if closed else "ignore"
+        self._options = pj.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior=others)
+        self._judge = _Judge(self.schema, closed=closed)
 
     def read(self, values: pa.BinaryArray) -> Parsed:
         """Parse records; a null is one without any member, which lacks no required one."""
@@ -168,8 +171,8 @@ class JsonReader(RecordReader):
 class _Judge:
     """Say of single records whether they may fit, and why not. It takes all that Arrow takes."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._decoder = msgspec.json.Decoder(_struct("Record", list(schema)))
+    def __init__(self, schema: pa.Schema, *, closed: bool) -> None:
+        self._decoder = msgspec.json.Decoder(_struct("Record", list(schema), closed=closed))
         self._decimals = [
             (f"f{number}", field) for number, field in enumerate(schema) if pa.types.is_decimal(field.type)
         ]
@@ -207,13 +210,14 @@ def _does_not_fit(value: Decimal, kind: pa.Decimal128Type) -> bool:
     return bool(any(digits)) and (-exponent > kind.scale or len(digits) + exponent > kind.precision - kind.scale)
 
 
-def _struct(name: str, fields: Sequence[pa.Field]) -> type[msgspec.Struct]:
+def _struct(name: str, fields: Sequence[pa.Field], *, closed: bool) -> type[msgspec.Struct]:
     """Return a type whose attributes are the fields, under any name that JSON can have."""
-    made = [(f"f{number}", _judged_as(field.type) | None, None) for number, field in enumerate(fields)]
-    return msgspec.defstruct(name, made, rename={f"f{n}": field.name for n, field in enumerate(fields)}, gc=False)
+    made = [(f"f{number}", _judged_as(field.type, closed=closed) | None, None) for number, field in enumerate(fields)]
+    names = {f"f{n}": field.name for n, field in enumerate(fields)}
+    return msgspec.defstruct(name, made, rename=names, gc=False, forbid_unknown_fields=closed)
 
 
-def _judged_as(kind: pa.DataType) -> Any:  # noqa: ANN401  a type
+def _judged_as(kind: pa.DataType, *, closed: bool) -> Any:  # noqa: ANN401  a type
     for is_it, judged in _JUDGED_AS.items():
         if is_it(kind):
             return judged
@@ -221,9 +225,9 @@ def _judged_as(kind: pa.DataType) -> Any:  # noqa: ANN401  a type
         most = 2 ** (kind.bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-most, le=most - 1)]
     if pa.types.is_list(kind):
-        return list[_judged_as(kind.value_type) | None]  # type: ignore[misc]
+        return list[_judged_as(kind.value_type, closed=closed) | None]  # type: ignore[misc]
     if pa.types.is_struct(kind):
-        return _struct("Struct", list(kind))
+        return _struct("Struct", list(kind), closed=closed)
     return str
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
+    from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.block_store.frames.frame import DeadLetterReason
     from receiver_runtime.sources.records.declared import Records
 
@@ -44,4 +45,21 @@ class RecordReader(ABC):
 
     @abstractmethod
     def read(self, values: pa.BinaryArray) -> Parsed:
-        """Parse records, given as bytes; one that is null has a null in each column."""
+        """Parse records, given as bytes; one that is null has a null in each column.
+
+        Raises RowsWaitError, of a reader that asks another system about records: all of them can be read later.
+        """
+
+    def is_ready(self, values: pa.BinaryArray) -> bool:  # noqa: ARG002  most are always
+        """Return whether ``read`` asks no other system about these records."""
+        return True
+
+    def grow(self, known: Mapping[str, str], register: Callable[[Columns], None]) -> None:
+        """Take what a reader of records that bring columns needs. Called once, before the first record is read.
+
+        Args:
+            known: the types of the columns that the stream has had, by their names in lower case.
+            register: makes these columns, with those that are new, the stream's. The reader calls it before it returns
+                a record with a new column. Raises ValueError, which says why the stream can't have them.
+        """
+        raise NotImplementedError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracker_store.blocks.blocks import known_keys, open_partition
-from tracker_store.blocks.dead_letters import add_dead_letters
+from tracker_store.blocks.dead_letters import add_dead_letters, end_letter_replay, wanted_letters
 from tracker_store.blocks.segments import open_segment, seal_segment
 from tracker_store.blocks.source_positions import forget_partitions, peers_of, source_positions
 from tracker_store.connection.errors import TRANSIENT
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from receiver_runtime.reporting.driver_log import DriverLog
     from receiver_runtime.reporting.receiver_status import ReceiverStatus
     from tracker_store.blocks.blocks import Claim, Position
-    from tracker_store.blocks.dead_letters import StoredDeadLetter
+    from tracker_store.blocks.dead_letters import StoredDeadLetter, WantedLetters
     from tracker_store.blocks.segments import CodecSum
     from tracker_store.blocks.source_positions import Peer
 
@@ -141,5 +141,21 @@ class ReceiverDriverLog:
             lambda connection: add_dead_letters(
                 connection, letters, receiver_id=self.claim.receiver_id, epoch=self.claim.epoch
             ),
+            status=self._status,
+        )
+
+    def wanted_letters(self) -> Sequence[WantedLetters]:
+        """Return the rows of dead letters that the receiver is to parse again."""
+        return self._driver_log.until_answered(
+            "look for dead letters to parse again",
+            lambda connection: wanted_letters(connection, self.claim.receiver_id),
+            status=self._status,
+        )
+
+    def end_letter_replay(self, dead_letter_id: int, left: Sequence[int] | None, *, to: str) -> None:
+        """Record which records of a row were left."""
+        self._driver_log.until_answered(
+            "record that dead letters were parsed again",
+            lambda connection: end_letter_replay(connection, dead_letter_id, left=left, to=to),
             status=self._status,
         )

@@ -95,8 +95,11 @@ class Source(BaseModel):
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources). Empty: the
     #: receiver's class declares them.
     columns: ClassVar[tuple[tuple[str, str], ...]]
-    #: The column that holds the record as it came, which ``Stream(records=…)`` parses. Empty: there is none.
+    #: The column of text or bytes that holds the record as it came, which ``Stream(records=…)`` parses. A row with null
+    #: there is a record without content, such as Kafka's tombstone. Empty: no column is the record; see ``no_record``.
     record_column: ClassVar[str] = ""
+    #: Why no column is the record, and how to fix a declaration with ``records=``.
+    no_record: ClassVar[str] = "its package names no record_column. Leave out records=, or ask its authors for one"
     #: The fields that name what packages register, each with its entry point group.
     plugin_fields: ClassVar[Mapping[str, str]] = {}
     #: Whether one of several servers that it connects to is enough, because a client learns of the others from it.

@@ -42,6 +42,9 @@ class Receiver(ABC):
     columns: ClassVar[Sequence[tuple[str, str]]] = ()
     #: … or as an Arrow schema, which then counts.
     schema: ClassVar[pa.Schema | None] = None
+    #: The column of text or bytes that holds the record as it came, which ``Stream(records=…)`` parses. Forebay's own
+    #: receivers leave it to their declarations.
+    record_column: ClassVar[str] = ""
     #: Whether the sender sends again what was not acknowledged. A receiver that acknowledges after ``store`` returns
     #: says SENT_AGAIN: after a crash the sender must send again what was stored and not registered. A receiver whose
     #: answer depends on its source sets it in ``__init__``.

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from receiver_runtime.block_path.block_handler import BlockHandler
+    from receiver_runtime.block_path.dead_letters.letter_replay import LetterReplay
     from receiver_runtime.block_path.load.block_threads import BlockThreads
     from receiver_runtime.block_path.receiver_context import ReceiverContext
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
@@ -68,6 +69,7 @@ class ReceiverSupervisor:
         rate_limit: the rate that backpressure has set, in records per second.
         threads: for the block generator, if it shares threads with other receivers.
         reading_loop: for the receiver's quiet connections, if shared with other receivers.
+        letters: replays dead letters before the receiver starts.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class ReceiverSupervisor:
         rate_limit: float | None = None,
         threads: BlockThreads | None = None,
         reading_loop: ReadingLoop | None = None,
+        letters: LetterReplay | None = None,
     ) -> None:
         settings = context.settings
+        self._letters = letters
         self._receiver = receiver
         self._context = context
         self._settings = settings
@@ -133,6 +137,8 @@ class ReceiverSupervisor:
         The calling thread becomes the control thread.
         """
         self.block_path.generator.start()
+        if self._letters is not None:
+            self._letters.run(self._context, self.block_path, lambda: self.lifecycle.wanted_end is not None)
         try:
             while (ending := self._step()) is None:
                 pass

@@ -97,6 +97,12 @@ class KafkaTopic:
             self._produce(value, key=value, **chosen, **more)
         assert self._producer.flush(60) == 0
 
+    def send_values(self, values: Sequence[bytes | None], *, partition: int) -> None:
+        """Send these values; return when all are acknowledged."""
+        for value in values:
+            self._produce(value, key=b"k", partition=partition)
+        assert self._producer.flush(60) == 0
+
     def _produce(self, value: bytes | None, **more: Any) -> None:  # noqa: ANN401  as `produce` takes it
         while True:
             try:

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk._logs import ReadableLogRecord
 
 CONTRIB = Path(__file__).parents[2] / "forebay_contrib"
-PAGES = [(CONTRIB / kind / "README.md").read_text(encoding="utf-8") for kind in ("cloud_events", "opentelemetry")]
+PAGES = [
+    (CONTRIB / page).read_text(encoding="utf-8") for page in ("cloud_events/README.md", "opentelemetry/http-logs.md")
+]
 
 
 def blocks(language: str) -> list[str]:

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from forebay.testing.receiver_processes import DEADLINE_SECONDS, eventually
 from forebay.testing.sources import hold_unregistered, proxied, stop
+from receiver_runtime.sources.records.json_records import Json
 from receiver_runtime.watching.exit_codes import ExitCode
 from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places, links_of
 from tests.support.brokers.kafka_load import KafkaLoad
@@ -108,6 +109,28 @@ def test_w01_killed_between_registering_and_telling_the_broker(
     topic.check_each_came_once(rig)
     ends = {row.partition: row.to_offset for row in links_of(rig)}
     assert {int(p): committed(topic, int(p)) for p in ends} == {int(p): end for p, end in ends.items()}
+
+
+def test_parsed_records_come_once_and_bad_ones_hold_no_position_up(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(topic.source(), records=Json("number BIGINT NOT NULL"))
+    values = [b'{"number": "%d"}' % n if n % 10 == 5 else b'{"number": %d}' % n for n in range(200)]
+    process = rig.start(first=NEVER_COMMITS)
+    topic.send_values([*values, None], partition=0)
+    eventually(lambda: rig.registered() == 181, "the records that fit, and the tombstone")
+    process.kill()
+    process.wait(60)
+    second = rig.start()
+    topic.send_values([b'{"number": 200}'], partition=0)
+    eventually(lambda: rig.registered() == 182, "one more")
+    stop(second)
+    found = sorted((row["_offset"], row["number"]) for row in rig.rows() if row["_offset"] != 200)
+    assert found == [*((n, n) for n in range(200) if n % 10 != 5), (201, 200)]
+    [tombstone] = [row for row in rig.rows() if row["_offset"] == 200]
+    assert (tombstone["number"], tombstone["_key"]) == (None, b"k")
+    assert rig.dead_letters() == 20
+    assert rig.failed_checks() == []
 
 
 def test_x10_what_could_not_be_stored_is_not_passed_over_but_read_again(

@@ -179,6 +179,8 @@ def test_the_tutorial_step_by_step(database_url: str) -> None:
                     _type_in(reader, typed, port)
                 elif kind == "json answer":
                     assert json.loads(reader.answer) == json.loads(typed)
+                elif kind == "text detail":
+                    assert json.loads(reader.answer)["detail"] == typed.strip()
                 elif kind.startswith("python "):
                     _save(reader, kind, typed, said=text[: block.start()].rpartition("## ")[2])
                 elif kind == "text output":

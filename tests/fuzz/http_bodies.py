@@ -24,7 +24,6 @@ MOST_VALUES = 20_000
 #: Characters of a refusal. What was sent is repeated in part, so that a sender can't make answers of any size.
 LONGEST_DETAIL = 1200
 REFUSALS = frozenset({400, 413, 415})
-_TEXT = TextCheck(arrow_schema(Http.columns))
 
 
 def limits() -> ParsingLimits:
@@ -40,7 +39,7 @@ def check_refusal(error: PushRefusedError | RefusedError, statuses: frozenset[in
     assert len(str(error)) <= LONGEST_DETAIL
 
 
-def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.RecordBatch | None:
+def check_taken(headers: Headers, parsed: Pushed | PushedRows | Plain, size: int) -> pa.RecordBatch | None:
     """Check what was taken of a body of ``size`` bytes; return the rows to store, or None."""
     rejected = parsed.rejected
     assert len(rejected) <= MOST_REJECTED
@@ -54,7 +53,7 @@ def check_taken(headers: Headers, parsed: Pushed | Plain, size: int) -> pa.Recor
         return None
     rows: pa.RecordBatch = batch_of([waiting])
     rows.validate(full=True)
-    assert _TEXT.is_valid(rows)
+    assert TextCheck(rows.schema).is_valid(rows)
     assert rows.num_rows == len(waiting.bodies) <= size
     pa.array(waiting.row_keys(), pa.string()).validate(full=True)
     return rows
@@ -68,13 +67,14 @@ def check_rows(parsed: PushedRows, body: bytes) -> list[dict[str, Any]]:
         assert len(one.why) <= LONGEST_DETAIL
     parsed.batch.validate(full=True)
     assert parsed.batch.schema == arrow_schema(Http.columns)
-    assert _TEXT.is_valid(parsed.batch)
+    assert TextCheck(parsed.batch.schema).is_valid(parsed.batch)
     assert parsed.batch.num_rows <= len(body)
     assert parsed.keys is None or len(parsed.keys) == parsed.batch.num_rows
     rows: list[dict[str, Any]] = parsed.batch.to_pylist()
     for row in rows:
         assert len(row["body"]) <= MOST_BYTES
-        assert len(dict(row["attributes"])) == len(row["attributes"])
+        attributes = row["attributes"] or ()
+        assert len(dict(attributes)) == len(attributes)
     return rows
 
 

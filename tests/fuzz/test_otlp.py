@@ -1,4 +1,4 @@
-"""Fuzz OpenTelemetry's logs, in protobuf and in JSON, and the answers to them."""
+"""Fuzz OpenTelemetry's signals, in protobuf and in JSON, and the answers to them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from forebay_contrib.opentelemetry.answers import JSON, PROTOBUF, exported, status
 from forebay_contrib.opentelemetry.json_form import WRONG, Json
 from forebay_contrib.opentelemetry.logs import parse_logs
-from receiver_runtime.receivers.http.requests.pushed import Pushed
+from forebay_contrib.opentelemetry.rows import parse_rows
+from forebay_contrib.opentelemetry.signals import LOGS, METRICS, SIGNALS, TRACES
+from receiver_runtime.receivers.http.requests.pushed import Pushed, PushedRows
 from tests.fuzz.http_bodies import MOST_BYTES, check_taken, limits, refused
 from tests.fuzz.target import fuzzed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from forebay_contrib.opentelemetry.signals import Signal
 
 _MOST_IN_ALL = 200_000
 _VALUES = (
@@ -36,7 +40,7 @@ _RECORD = {
 _IDS = {"traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b174"}
 
 
-def _request(*records: dict[str, object]) -> bytes:
+def _request(*records: Mapping[str, object]) -> bytes:
     scope = {"scope": {"name": "s", "version": "1"}, "logRecords": list(records)}
     resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "x"}}]}
     return json.dumps({"resourceLogs": [{"resource": resource, "scopeLogs": [scope], "schemaUrl": "u"}]}).encode()
@@ -131,6 +135,79 @@ def test_protobuf_is_taken_or_refused(body: bytes) -> None:
         assert len(found.records) + len(found.rejected) == sum(
             len(scope.log_records) for resource in again.resource_logs for scope in resource.scope_logs
         )
+
+
+_SPAN = {
+    "name": "order",
+    "kind": 2,
+    "startTimeUnixNano": "1700000000000000001",
+    "status": {"code": 2, "message": "no"},
+    "attributes": _RECORD["attributes"],
+    "events": [{"name": "e", "timeUnixNano": "1", "attributes": [{"key": "a", "value": {"boolValue": True}}]}],
+    "links": [{**_IDS, "attributes": []}],
+    **_IDS,
+}
+_POINT = {"timeUnixNano": "1", "exemplars": [{"asInt": "1", "filteredAttributes": [], **_IDS}]}
+_METRICS = [
+    {"name": "g", "gauge": {"dataPoints": [{**_POINT, "asInt": "-1"}]}},
+    {
+        "name": "s",
+        "sum": {"isMonotonic": True, "aggregationTemporality": 2, "dataPoints": [{**_POINT, "asDouble": 1.5}]},
+    },
+    {"name": "h", "histogram": {"dataPoints": [{**_POINT, "bucketCounts": ["1", "2"], "explicitBounds": [1]}]}},
+    {"exponentialHistogram": {"dataPoints": [{"positive": {"offset": 1, "bucketCounts": ["1"]}, "scale": -1}]}},
+    {"summary": {"dataPoints": [{"count": "1", "quantileValues": [{"quantile": 0.5, "value": "NaN"}]}]}},
+]
+_TREES = {
+    LOGS.name: json.loads(_request(_RECORD, _IDS)),
+    TRACES.name: {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "s"}, "spans": [_SPAN, {}]}]}]},
+    METRICS.name: {"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"metrics": _METRICS}]}]},
+}
+_TREES_IN_JSON = [json.dumps(tree).encode() for tree in _TREES.values()]
+
+
+def _rows_of(signal: Signal, kind: str, body: bytes) -> PushedRows | None:
+    headers = [(b"content-type", kind.encode())]
+    found = refused(
+        parse_rows, signal, headers, body, most_bytes=MOST_BYTES, most_bytes_in_all=_MOST_IN_ALL, limits=limits()
+    )
+    if found is None:
+        return None
+    assert isinstance(found, PushedRows)
+    check_taken(headers, found, max(1, len(body)))
+    assert all(one.data in body for one in found.rejected)
+    return found
+
+
+@fuzzed(
+    "otlp_rows_json",
+    valid=_TREES_IN_JSON,
+    words=[b'"\\ud800"', b"null", b"[]", b"{}", b"1e999", b'"zz"', b"1.5", b'"9223372036854775808"', *_TREES_IN_JSON],
+    attacks=[_TREES_IN_JSON[1].replace(b'{"boolValue": true}', _DEEP)],
+)
+def test_json_of_a_signal_is_rows_or_refused_and_gives_the_same_as_protobuf(body: bytes) -> None:
+    for signal in SIGNALS:
+        found = _rows_of(signal, JSON, body)
+        if found is None or found.rejected:
+            continue
+        same = _rows_of(signal, PROTOBUF, Json(signal).whole(body).SerializeToString())
+        assert same is not None
+        assert same.batch.drop_columns("received_at").equals(found.batch.drop_columns("received_at")) or _has_nan(body)
+
+
+def _has_nan(body: bytes) -> bool:
+    return b"NaN" in body
+
+
+@fuzzed(
+    "otlp_rows_protobuf",
+    valid=[Json(signal).whole(json.dumps(_TREES[signal.name]).encode()).SerializeToString() for signal in SIGNALS],
+    words=[b"\x0a\x00", b"\x12\x00", b"\x12\x02", b"\x2a\x04", b"\xff" * 9 + b"\x01"],
+    attacks=[b"\x0a\x02\x12\x00" * 9000, b"\x0a\x7f" * 9000, bytes([0x0A, 100]) * 300],
+)
+def test_protobuf_of_a_signal_is_rows_or_refused(body: bytes) -> None:
+    for signal in SIGNALS:
+        _rows_of(signal, PROTOBUF, body)
 
 
 @fuzzed("otlp_answer", valid=[b"a log record is 9000 bytes in JSON", b""], attacks=[b"x" * 1200])

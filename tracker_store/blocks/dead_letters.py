@@ -112,7 +112,8 @@ class DeadLetterSums:
 class DeadLetterRow:
     """Hold a row of dead letters: a group of `letters` records, or one part of a large record.
 
-    `replayed_at`: when it was sent again, or written to a file for that, and `replayed_to` where to.
+    `replayed_at`: when it was sent again, or written to a file for that, and `replayed_to` where to. `replay_wanted`:
+    its receiver parses it again at its next start. `left_records`: numbers, from 1, of those that did not fit then.
     """
 
     id: int
@@ -129,6 +130,13 @@ class DeadLetterRow:
     added_at: datetime
     replayed_at: datetime | None
     replayed_to: str
+    replay_wanted: bool = False
+    left_records: Sequence[int] | None = None
+
+    @property
+    def waiting_records(self) -> Sequence[int]:
+        """Return the numbers, from 1, of the records that its receiver has not put into a block."""
+        return range(1, self.letters + 1) if self.left_records is None else self.left_records
 
 
 _ROWS = """
@@ -174,7 +182,8 @@ def newest_dead_letters(
         rows = connection.execute(
             sa.text(f"""
                 SELECT d.id, d.receiver_id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes,
-                    d.dropped, d.dropped_bytes, d.epoch, d.added_at, d.replayed_at, d.replayed_to
+                    d.dropped, d.dropped_bytes, d.epoch, d.added_at, d.replayed_at, d.replayed_to,
+                    d.replay_wanted, d.left_records
                 {_ROWS}
                 ORDER BY d.id DESC LIMIT :limit
             """),
@@ -189,7 +198,8 @@ def read_dead_letter_row(connection: sa.Connection, dead_letter_id: int) -> Dead
         row = connection.execute(
             sa.text("""
                 SELECT d.id, d.receiver_id, s.name AS stream, r.ordinal, d.reason, d.part, d.letters, d.bytes,
-                    d.dropped, d.dropped_bytes, d.epoch, d.added_at, d.replayed_at, d.replayed_to
+                    d.dropped, d.dropped_bytes, d.epoch, d.added_at, d.replayed_at, d.replayed_to,
+                    d.replay_wanted, d.left_records
                 FROM forebay.dead_letters d
                 JOIN forebay.receivers r ON r.id = d.receiver_id
                 JOIN forebay.streams s ON s.id = r.stream_id
@@ -229,3 +239,64 @@ def restore_replayed(connection: sa.Connection, row: DeadLetterRow, *, marked: d
             """),
             {"id": row.id, "before": row.replayed_at, "before_to": row.replayed_to, "marked": marked},
         )
+
+
+def want_replay(connection: sa.Connection, dead_letter_id: int, *, again: bool) -> bool:
+    """Ask the row's receiver to parse it again at its next start; return False if it was replayed, and not `again`.
+
+    Locks: the row.
+    """
+    with named_failures():
+        return bool(
+            connection.execute(
+                sa.text("""
+                    UPDATE forebay.dead_letters SET replay_wanted = true
+                    WHERE id = :id AND (replayed_at IS NULL OR CAST(:again AS boolean))
+                """),
+                {"id": dead_letter_id, "again": again},
+            ).rowcount
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLetters:
+    """Hold a row that its receiver is to parse again: where it is, and which of its records (from 1)."""
+
+    id: int
+    path: str
+    handle: BlockHandle
+    records: Sequence[int] | None
+
+
+def wanted_letters(connection: sa.Connection, receiver_id: int) -> list[WantedLetters]:
+    """Return the rows that a receiver is to parse again, in order. No locks; by the index of these rows."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT d.id, g.path, d.segment_id, d."offset", d.length, d.crc32c, d.left_records
+                FROM forebay.dead_letters d
+                JOIN forebay.log_segments g ON g.id = d.segment_id
+                WHERE d.receiver_id = :receiver AND d.replay_wanted
+                ORDER BY d.id
+            """),
+            {"receiver": receiver_id},
+        ).all()
+    return [
+        WantedLetters(
+            row.id, row.path, BlockHandle(row.segment_id, row.offset, row.length, row.crc32c), row.left_records
+        )
+        for row in rows
+    ]
+
+
+def end_letter_replay(connection: sa.Connection, dead_letter_id: int, *, left: Sequence[int] | None, to: str) -> bool:
+    """Record which records of a row (from 1; None: all) its receiver left; return False if that was done before.
+
+    Locks: the row.
+    """
+    with named_failures():
+        ended: bool = connection.execute(
+            sa.text("SELECT forebay.end_letter_replay(:id, CAST(:left AS bigint[]), :to)"),
+            {"id": dead_letter_id, "left": None if left is None else list(left), "to": to},
+        ).scalar_one()
+    return ended

@@ -53,6 +53,7 @@ ROLES: Mapping[str, Role] = {
             "add_one_block",
             "attach_block_store",
             "claim",
+            "end_letter_replay",
             "end_processes",
             "forget_partitions",
             "heartbeat",
@@ -74,7 +75,8 @@ ROLES: Mapping[str, Role] = {
             "wanted_batch_drivers",
         ),
         {
-            **_read("block_stores", "blocks", "hand_overs", "log_segments", "receivers", "streams", "alembic_version"),
+            **_read("block_stores", "blocks", "hand_overs", "log_segments", "receivers", "streams", "stream_schemas"),
+            **_read("alembic_version"),
             "dead_letters": ("SELECT", "INSERT"),
             # Not `login`: its default is the session's own.
             "processes": ("SELECT", "INSERT (kind, name, host, pid, slots, draining)"),
@@ -126,8 +128,8 @@ ROLES: Mapping[str, Role] = {
             # A launch is a lease on a question to Dagster; claim_attempt decides which attempt runs.
             "batches": ("SELECT", "UPDATE (launch_attempt, launched_at, launched_by)"),
             "block_stores": ("SELECT", "DELETE"),
-            # A person marks those that were sent again.
-            "dead_letters": ("SELECT", "UPDATE (replayed_at, replayed_to)"),
+            # A person marks those that were sent again, or are to be parsed again.
+            "dead_letters": ("SELECT", "UPDATE (replay_wanted, replayed_at, replayed_to)"),
             # Hand-overs begin by begin_hand_over, so a login inserts requests alone.
             "hand_overs": ("SELECT", "INSERT (listeners)", "DELETE"),
             "leadership": ("SELECT", "UPDATE"),

@@ -16,6 +16,7 @@ from tracker_store.connection.engine import named_failures
 from tracker_store.receivers.receivers import condition_of
 from tracker_store.reports.listener_events import ListenerEvent
 from tracker_store.reports.rows import columns, only, read, read_statement
+from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -370,6 +371,55 @@ def page_stream(connection: sa.Connection, name: str) -> tuple[int, PageStream] 
             {"name": name},
         ).one_or_none()
     return None if row is None else (row.stream_id, PageStream(*row[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class PageColumns:
+    """Hold the columns of a stream, version by version, each as (name, Arrow type in text), and its dead letters.
+
+    `parsed`: those that a typed stream's receivers parse, as they are declared now, and `required`, the names of those
+    that are NOT NULL. `dead_letters` are kept, and `dropped_dead_letters` were counted only.
+    """
+
+    versions: Sequence[Sequence[tuple[str, str]]]
+    parsed: Sequence[tuple[str, str]]
+    required: Sequence[str]
+    dead_letters: int
+    dropped_dead_letters: int
+
+
+def page_columns(connection: sa.Connection, stream_id: int) -> PageColumns:
+    """Return a stream's columns and dead letters. No locks; a row per version and per receiver."""
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT coalesce(s.declaration -> 'source' -> CAST(:records AS text), '{}') AS records,
+                    ARRAY(
+                        SELECT v.columns
+                        FROM forebay.stream_schemas v
+                        WHERE v.stream_id = s.id
+                        ORDER BY v.version
+                    ) AS versions,
+                    letters.kept, letters.dropped
+                FROM forebay.streams s
+                CROSS JOIN LATERAL (
+                    SELECT coalesce(sum(t.dead_letters), 0)::bigint AS kept,
+                        coalesce(sum(t.dropped_dead_letters), 0)::bigint AS dropped
+                    FROM forebay.receivers r
+                    JOIN forebay.storage_totals t ON t.receiver_id = r.id
+                    WHERE r.stream_id = s.id
+                ) AS letters
+                WHERE s.id = :stream
+            """),
+            {"stream": stream_id, "records": RECORDS_FIELD},
+        ).one()
+    return PageColumns(
+        [[(name, kind) for name, kind in version] for version in row.versions],
+        [(name, kind) for name, kind in row.records.get("columns", ())],
+        row.records.get("required", ()),
+        row.kept,
+        row.dropped,
+    )
 
 
 def page_of_receivers(

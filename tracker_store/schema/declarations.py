@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+#: Among the fields of a stream's source, what `Stream(records=…)` declares. A version without typed streams refuses a
+#: source with a field that it does not know; it would not see one beside the source, and store records as they come.
+RECORDS_FIELD = "stream.records"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamDeclaration:
     """Hold the declaration of a stream; `receivers` is a number, or "per_host". `records`: how they are parsed."""
@@ -28,9 +33,9 @@ class StreamDeclaration:
     @classmethod
     def of(cls, declaration: Mapping[str, Any]) -> Self:
         """Read a stream's column `declaration`."""
-        return cls(
-            declaration["source"], declaration["settings"], declaration.get("receivers", 1), declaration.get("records")
-        )
+        source = dict(declaration["source"])
+        records = source.pop(RECORDS_FIELD, None)
+        return cls(source, declaration["settings"], declaration.get("receivers", 1), records)
 
 
 @dataclass(frozen=True, slots=True)

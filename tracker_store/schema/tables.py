@@ -658,11 +658,25 @@ dead_letters = Table(
         comment="When `forebay dead-letters replay` sent or wrote it last; null: never",
     ),
     Column("replayed_to", Text, nullable=False, server_default=text("''"), comment="Where to, for people"),
+    Column(
+        "replay_wanted",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="Whether its receiver parses it again at its next start",
+    ),
+    Column(
+        "left_records",
+        ARRAY(BigInteger),
+        comment="Numbers, from 1, of the records that did not fit when its receiver parsed it again; null: it did not",
+    ),
     UniqueConstraint("segment_id", "offset", name="dead_letters_handle"),
     CheckConstraint("part >= 0 AND bytes >= 0", name="dead_letters_counts"),
     CheckConstraint("letters >= 0 AND dropped >= 0 AND dropped_bytes >= 0", name="dead_letters_group"),
     Index("dead_letters_receiver", "receiver_id", "id"),
     Index("dead_letters_age", "added_at"),
+    # Partial, so that a receiver's start costs what is asked for, and no row that nobody asks for.
+    Index("dead_letters_wanted", "receiver_id", "id", postgresql_where=text("replay_wanted")),
     comment="Which records could not be processed, why, and where are they kept? A row per group",
 )
 

@@ -22,6 +22,7 @@ class WebSocket(Source):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "binary"), ("is_text", "bool"))
+    record_column: ClassVar[str] = "value"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
     receiver_class: ClassVar[str] = "forebay_websocket.receiver:WebSocketReceiver"
 

@@ -22,10 +22,12 @@ from forebay.cli.checks.own_ports import Holder, holder_of
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from receiver_runtime.sources.fields.tcp import parse_listen
 from receiver_runtime.sources.plugins import registered
+from receiver_runtime.sources.records.ddl import type_name
+from receiver_runtime.sources.records.registry import RecordsError, parse_records
 from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from orchestration.declarations.pipeline import Stream
     from receiver_runtime.sources.source import Source
@@ -62,9 +64,29 @@ def check_declaration(stream: Stream) -> Iterator[Finding]:
             yield Finding(name, Health.FAILED, found, f"Use some of {', '.join(registered(group))}, or install it.")
     if not source.columns:
         try:
-            source.load_fitting()
+            receiver = source.load_fitting()
         except SourceError as error:
             yield Finding(name, Health.FAILED, str(error), "Correct the class, or install its package.")
+        else:
+            if stream.records is not None and not getattr(receiver, "record_column", ""):
+                found = f"records=: {source.address} names no column to parse"
+                yield Finding(name, Health.FAILED, found, "Set its record_column, or leave out records=.")
+    if stream.records is not None:
+        yield check_records(name, stream.records.model_dump(mode="json"))
+
+
+def check_records(name: str, declaration: Mapping[str, Any]) -> Finding:
+    """Check that this environment can parse the records of a typed stream, given as they are stored."""
+    try:
+        records = parse_records(declaration)
+        records.load_reader()(records)
+    except (RecordsError, ImportError, ValueError) as error:
+        return Finding(name, Health.FAILED, f"its records can't be parsed here: {error}", "Correct it, or install it.")
+    columns = [
+        f"{column} {type_name(kind)}{' NOT NULL' if column in records.required else ''}"
+        for column, kind in records.columns
+    ]
+    return Finding(name, Health.OK, f"{records.kind} records: {', '.join(columns)}")
 
 
 def check_listening(

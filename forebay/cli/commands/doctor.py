@@ -26,6 +26,7 @@ from forebay.cli.checks.block_directory import PROBE, WRITABLE, nearest_folder, 
 from forebay.cli.checks.dagster_checks import check_instance
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
 from forebay.cli.checks.machine_checks import check_clock, check_extras, check_limits, check_packages, check_ports
+from forebay.cli.checks.source_checks import check_records
 from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
@@ -33,6 +34,7 @@ from forebay.cli.terminal.failures import wrong_settings
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.java import JavaNotFoundError, JavaOrigin, find_java
 from receiver_runtime.block_store.secret_url import SecretUrl
+from tracker_store.batches.pipelines import list_streams
 from tracker_store.batches.streams import stream_overview
 from tracker_store.blocks.block_stores import expected_identities, list_block_stores, unshared_way_out
 from tracker_store.blocks.segments import left_segments
@@ -40,6 +42,7 @@ from tracker_store.connection.commit_settings import CommitSettings, commit_sett
 from tracker_store.connection.engine import connect, create_engine, plain_connection
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.install import migrate
+from tracker_store.schema.declarations import RECORDS_FIELD
 from tracker_store.server.data_directory import EmbeddedPostgresError
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 from tracker_store.server.server_account import SHARED_USER
@@ -104,6 +107,7 @@ def examine() -> list[Finding]:
         ("segments", _segments),
         ("home", _home),
         ("extras", _extras),
+        ("records", _records),
         ("limits", lambda _: check_limits()),
         ("ports", check_ports),
         ("dagster", check_instance),
@@ -410,6 +414,12 @@ def _block_directory(root: Path) -> Finding:
 
 def _extras(settings: Settings) -> Iterator[Finding]:
     yield from check_extras({row.stream: row.source for row in _ask(settings, stream_overview)})
+
+
+def _records(settings: Settings) -> Iterator[Finding]:
+    for row in _ask(settings, list_streams):
+        if (records := row.declaration["source"].get(RECORDS_FIELD)) is not None:
+            yield check_records(f"stream {row.name}", records)
 
 
 def _home(settings: Settings) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ class Kind:
     `guarantee` is the default of a declaration, `guarantees` all that it can have. `columns` is empty if the receiver's
     class is not known, or if it has its columns only once it is created. `installed` says whether the `extra` is
     installed in this environment. `choices` are what packages register for a field.
+    `record_column` is what `Stream(records=…)` parses; empty: nothing.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Kind:
     extra: str | None = None
     installed: bool = True
     choices: dict[str, list[str]] = field(default_factory=dict)
+    record_column: str = ""
 
 
 def known_kinds() -> list[Kind]:
@@ -80,6 +82,7 @@ def _kind(name: str, entry: EntryPoint) -> Kind:
         extra=source.needs_extra,
         installed=source.needs_extra is None or is_installed(source.needs_extra),
         choices={field_name: list(registered(group)) for field_name, group in source.plugin_fields.items()},
+        record_column=source.record_column,
     )
 
 
@@ -97,7 +100,17 @@ def _named(name: str, entry: EntryPoint) -> Kind:
     }
     rule = getattr(found, "source_rule", None) or SourceRule.NOT_SENT_AGAIN
     words = _BY_RULE[rule].words
-    return Kind("custom", name, declaration, options, words, package, guarantees=(words,), columns=_columns_of(found))
+    return Kind(
+        "custom",
+        name,
+        declaration,
+        options,
+        words,
+        package,
+        guarantees=(words,),
+        columns=_columns_of(found),
+        record_column=getattr(found, "record_column", ""),
+    )
 
 
 def _columns_of(receiver_class: type) -> dict[str, str]:
@@ -124,6 +137,8 @@ def _lines(kind: Kind) -> Table:
     fields = ", ".join(name if value is None else f"{name}={value}" for name, value in kind.fields.items())
     table.add_row("  fields", fields or "none")
     table.add_row("  columns", ", ".join(kind.columns) or "the receiver's")
+    if kind.columns:
+        table.add_row("  record", kind.record_column or "none: records= has nothing to parse")
     table.add_row("  guarantee", "; or ".join(kind.guarantees) or "the receiver's")
     for name, choices in kind.choices.items():
         table.add_row(f"  {name}", ", ".join(choices))

@@ -14,6 +14,7 @@ from forebay.cli.terminal.confirmation import Yes, confirm
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
 from receiver_runtime.sources.fields.units import duration_text
+from receiver_runtime.sources.records.ddl import type_name
 from tracker_store.batches import streams as store
 from tracker_store.batches.pipelines import unknown_stream
 
@@ -28,8 +29,9 @@ app = typer.Typer(help="Streams: list, remove.", invoke_without_command=True)
 def streams(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
     """List streams: source, active receivers, what reads each, the records that it stores, and for how long.
 
-    "stored" counts records that clean-up has not deleted. A stream that nothing reads keeps its records for its
-    retention. In the JSON that is in seconds.
+    Below are the columns of typed streams. "stored" counts records that clean-up has not deleted, "dead letters" those
+    that could not be stored, such as records that do not fit the columns. A stream that nothing reads keeps its records
+    for its retention. In the JSON that is in seconds.
 
     For example:
 
@@ -42,7 +44,7 @@ def streams(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
     with driver_log(console, application_name=APPLICATION) as connection:
         rows = store.stream_overview(connection)
     if as_json:
-        listed = [{**asdict(row), "retention": row.retention.total_seconds()} for row in rows]
+        listed = [_plain(row) for row in rows]
         typer.echo(json.dumps({"streams": listed}))
         return
     cells = [
@@ -52,11 +54,27 @@ def streams(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: F
             f"{row.active_receivers} of {row.receivers}",
             "\n".join([*row.pipelines, *(f"{name} (reader)" for name in row.readers)]) or "nothing",
             f"{row.stored_records:,}",
+            f"{row.dead_letters:,}",
             duration_text(row.retention.total_seconds()),
         )
         for row in rows
     ]
-    print_table(console, ("stream", "source", "active", "read by", "stored", "kept for"), cells)
+    print_table(console, ("stream", "source", "active", "read by", "stored", "dead letters", "kept for"), cells)
+    for row in rows:
+        if row.columns:
+            parsed = ", ".join(
+                f"{name} {type_name(kind)}{' NOT NULL' if name in row.required else ''}" for name, kind in row.columns
+            )
+            console.print(f"{row.stream}: {parsed}", markup=False, soft_wrap=True)
+
+
+def _plain(row: store.StreamOverview) -> dict[str, object]:
+    values = {**asdict(row), "retention": row.retention.total_seconds()}
+    required = values.pop("required")
+    values["columns"] = [
+        {"name": name, "type": type_name(kind), "nullable": name not in required} for name, kind in row.columns
+    ]
+    return values
 
 
 @app.command()

@@ -278,6 +278,8 @@ def _changed_types(connection: sa.Connection, streams: Sequence[Stream]) -> Iter
     applied = {row.name: row.stream_id for row in list_streams(connection)}
     for stream in streams:
         columns = dict(getattr(type(stream.source), "columns", ()))
+        if stream.records is not None:
+            columns = dict(stream.records.block_columns(stream.source.columns, stream.source.record_column))
         if stream.name not in applied:
             continue
         # In order of versions, so that the first one that has a column with its type is named.

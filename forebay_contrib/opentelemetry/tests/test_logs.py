@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from forebay_contrib.opentelemetry import answers as otlp_answers
 from forebay_contrib.opentelemetry.json_form import Json, _members
 from forebay_contrib.opentelemetry.logs import parse_logs
-from forebay_contrib.opentelemetry.parting import Level
+from forebay_contrib.opentelemetry.signals import Level
 from receiver_runtime.receivers.http.requests.pushed import Pushed, PushRefusedError
 
 if TYPE_CHECKING:

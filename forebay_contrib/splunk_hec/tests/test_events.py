@@ -37,7 +37,7 @@ def parsed(body: bytes, query: bytes = b"") -> PushedRows:
 
 
 def rows(found: PushedRows) -> list[tuple[bytes, str, dict[str, str]]]:
-    return [(row["body"], row["content_type"], dict(row["attributes"])) for row in found.batch.to_pylist()]
+    return [(row["body"], row["content_type"], dict(row["attributes"] or ())) for row in found.batch.to_pylist()]
 
 
 def test_an_events_value_is_the_body_and_the_rest_attributes() -> None:

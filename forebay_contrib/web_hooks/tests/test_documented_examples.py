@@ -76,6 +76,25 @@ EXAMPLES = {
         b"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c",
         at=1531420618,
     ),
+    # Not documented by an example: @shopify/shopify-api 13.1.0 (npm) takes this request as valid.
+    "shopify": Example(
+        Shopify("env:A_HOOK"),
+        "hush",
+        ((b"x-shopify-hmac-sha256", b"DteeRrtNXa5zrVNKL9SoRlc9n4xu3LGrjefXNyCtcyM="),),
+        '{"id":820982911946154508,"email":"jon@example.com","note":"tea für zwei"}'.encode(),
+    ),
+    # Not documented by an example: signed by Meta's own whatsapp 0.0.5-Alpha (npm), `generateXHub256Sig`
+    "meta": Example(
+        Meta("env:A_HOOK", verify_token="env:A_TOKEN"),
+        "an-app-secret",
+        (
+            (
+                b"x-hub-signature-256",
+                b"sha256=2b326d11e483ec1beca0de99c1d84ac4ff02fde3e22e1d3c7f47c7d06f9c9591",
+            ),
+        ),
+        b'{"object":"whatsapp_business_account","entry":[{"id":"8856996819413533"}]}',
+    ),
     # www.twilio.com/docs/usage/security, "Validating requests"
     "twilio": Example(
         Twilio("env:A_HOOK", url="https://mycompany.com/myapp.php?foo=1&bar=2"),

@@ -95,17 +95,20 @@ def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[
     declared = StreamDeclaration.of(row.declaration)
     source = parse_source(declared.source)
     records = None if declared.records is None else parse_records(declared.records)
-    if registered and not source.columns:
-        return union(*registered)
-    return union(*registered, declared_columns(source, row.name, records))
+    if not registered:
+        return declared_columns(source, row.name, records)
+    return union(*registered, _columns_of_kind(source, records))
 
 
 def declared_columns(source: Source, stream: str, records: Records | None) -> Sequence[tuple[str, str]]:
     """Return a stream's columns before any receiver has started, without the driver log. Raises SourceError."""
-    if records is not None:
-        return records.block_columns(source.columns, source.record_column)
+    if records is not None and not records.columns:
+        raise SourceError(
+            f"stream {stream!r}: its records bring their columns, and no receiver has begun yet: start it, or declare "
+            "the schema too"
+        )
     if source.columns:
-        return source.columns
+        return _columns_of_kind(source, records)
     try:
         receiver_class = source.load()
     except SourceError as error:
@@ -114,4 +117,15 @@ def declared_columns(source: Source, stream: str, records: Records | None) -> Se
             f"start it (`forebay status`), or install its package here too ({error})"
         ) from error
     schema = getattr(receiver_class, "schema", None)
-    return columns_of(arrow_schema(getattr(receiver_class, "columns", ())) if schema is None else schema)
+    columns = columns_of(arrow_schema(getattr(receiver_class, "columns", ())) if schema is None else schema)
+    if records is None:
+        return columns
+    try:
+        return records.block_columns(columns, getattr(receiver_class, "record_column", ""))
+    except ValueError as error:
+        raise SourceError(f"stream {stream!r}: records: {error}") from error
+
+
+def _columns_of_kind(source: Source, records: Records | None) -> Sequence[tuple[str, str]]:
+    """Return the columns that the declaration says, without those that only a receiver's own class knows."""
+    return source.columns if records is None else records.block_columns(source.columns, source.record_column)

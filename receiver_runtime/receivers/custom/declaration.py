@@ -40,6 +40,8 @@ class CustomSource(Source):
 
     #: The class declares its columns, and each start of its receivers registers them (``forebay.stream_schemas``).
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()
+    #: So does it with its record (``Receiver.record_column``).
+    record_column: ClassVar[str] = ""
     #: For a class that sets no ``source_rule``.
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
 

@@ -93,6 +93,7 @@ class _PieceReader:
                 encoding=source.encoding,
                 max_record_bytes=source.max_record_bytes,
                 checks_text=not source.binary_lines,
+                multiline=source.multiline,
             )
             if isinstance(source, FileLines)
             else None

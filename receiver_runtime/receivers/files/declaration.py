@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.block_store.object_urls import S3_OPTIONS, option_fault
 from receiver_runtime.sources.fields.dialects import FILE_NAMES, FILE_PATHS, PLAIN_PATHS, PLAIN_URLS, READ_FILE_NAMES
+from receiver_runtime.sources.fields.multiline import MultilineField  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.secret import Secret
 from receiver_runtime.sources.fields.text_encoding import TextEncoding  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
@@ -107,6 +108,8 @@ class FollowedFiles(_FileSource):
         binary_lines: read also a file that is no text in its encoding, because a twentieth of its first 64 KiB or more
             are control characters. Otherwise it is refused, and shown in the receiver's status.
         max_record_bytes: a longer line becomes a dead letter.
+        multiline: which lines belong together: ``"java"``, ``"python"`` or ``"go"`` joins those of stack traces, and
+            ``Multiline(start=...)`` or ``Multiline(continuation=...)`` those of a pattern. By default each is a record.
         complete_after: a last line without its newline becomes a record when the file has not grown for this long;
             None: it is held back until its newline comes.
         fingerprint_lines: how many first lines (at most 4 KiB of them) identify a file at first; later the content
@@ -121,6 +124,7 @@ class FollowedFiles(_FileSource):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+    record_column: ClassVar[str] = "value"
     path_is_pattern: ClassVar[bool] = True
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.followed.receiver:FollowedFilesReceiver"
 
@@ -130,6 +134,7 @@ class FollowedFiles(_FileSource):
     encoding: TextEncoding = "utf-8"
     binary_lines: bool = False
     max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
+    multiline: MultilineField | None = None
     complete_after: Annotated[Seconds, Field(gt=0)] | None = None
     fingerprint_lines: Annotated[int, Field(ge=1, le=100)] = 1
     poll_interval: Annotated[Seconds, Field(gt=0)] = 1.0
@@ -250,18 +255,21 @@ class FileLines(_ArrivingFiles):
         binary_lines: read also a file that is no text in its encoding, because a twentieth of its first 64 KiB or more
             are control characters. Otherwise it is refused, and shown in the receiver's status.
         max_record_bytes: a longer line becomes a dead letter.
+        multiline: which lines belong together; see ``FollowedFiles``. A record ends with its file at the latest.
         shared: each host sees the same directory. An object store is always shared.
         follow_symlinks: symbolic links to files below the directory are read. Otherwise no link is, and an event names
             it once. An object store has no links.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+    record_column: ClassVar[str] = "value"
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:FileLinesReceiver"
 
     kind: Literal["file_lines"] = "file_lines"
     encoding: TextEncoding = "utf-8"
     binary_lines: bool = False
     max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
+    multiline: MultilineField | None = None
 
 
 class WholeFiles(_ArrivingFiles):
@@ -276,6 +284,7 @@ class WholeFiles(_ArrivingFiles):
         ("path", "string"),
         ("modified_at", "timestamp[ms, tz=UTC]"),
     )
+    record_column: ClassVar[str] = "value"
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:WholeFilesReceiver"
 
     kind: Literal["whole_files"] = "whole_files"

@@ -26,6 +26,7 @@ from receiver_runtime.receivers.files.plain_text import SURE_BYTES, TEXT_BYTES, 
 from receiver_runtime.receivers.framing import LETTER_BYTES, Piece, too_large
 from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.receivers.wide_lines import WideLineFraming
+from receiver_runtime.record_formats.joined_lines import LineJoiner
 from receiver_runtime.sources.fields.text_encoding import MARK_BYTES, by_mark, is_one_byte, unit_of
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink
 from tracker_store.schema.states import LinkKind
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.files.content import Content
+    from receiver_runtime.receivers.lines import Positions
+    from receiver_runtime.sources.fields.multiline import Multiline
     from tracker_store.blocks.blocks import Position
 
 LINES = schema_of(FileLines.columns)
@@ -45,6 +48,7 @@ _ROW_BYTES = 24
 _CHUNK_BYTES = 2**20  # how much of a line that is too large, or of a run of NULs, is read at a time
 _LARGEST_UNIT = 4  # bytes: UTF-32's
 _NULS = bytes(_CHUNK_BYTES)
+_NONE = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +154,15 @@ class Limits:
 class Part:
     """Hold a piece of a file: its records, the dead letters before them, and whether there is more to read at once.
 
-    ``waits``: the file ends with a line that has no end yet. ``hole``: what was passed over, as no text.
+    ``waits``: the file ends with a line that has no end yet, or with a record that may have more lines (``is_open``).
+    ``hole``: what was passed over, as no text.
     """
 
     batch: pa.RecordBatch | None = None
     letters: Sequence[DeadLetter] = ()
     more: bool = False
     waits: bool = False
+    is_open: bool = False
     hole: Hole | None = None
 
 
@@ -165,12 +171,21 @@ class LineReader:
 
     Args:
         checks_text: a file that is no text is refused as a whole.
+        multiline: which lines belong together; None: each is a record.
     """
 
-    def __init__(self, *, encoding: str, max_record_bytes: int, checks_text: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        encoding: str,
+        max_record_bytes: int,
+        checks_text: bool = False,
+        multiline: Multiline | None = None,
+    ) -> None:
         self._declared = encoding
         self._checks_text = checks_text
         self._max = max_record_bytes
+        self._joiner = None if multiline is None else LineJoiner(multiline, max_record_bytes)
         # By encoding: files may have marks that name others than the declared one.
         self._framings: dict[str, LineFraming] = {}
 
@@ -184,19 +199,22 @@ class LineReader:
         modified_ms: int,
         ends: bool,
         completes: bool = False,
+        closes: bool = False,
     ) -> Part:
         """Read the next piece of a file and move its position. Raises OSError, and UnreadableKindError.
 
         Args:
             ends: the file does not grow, so that its last line needs no newline, and NULs at its end are a hole.
             completes: its last line needs no newline, and may go on where NULs are now.
+            closes: its last record waits for no more lines.
         """
         if self._checks_text and reading.judged < SURE_BYTES and reading.position - reading.start < SURE_BYTES:
             self._judge(reading, content, ends=ends)
         if reading.encoding is None and (hole := self._find_mark(reading, content, ends=ends)) is not None:
             return Part(more=True, hole=hole)
-        return _Cutter(self._framing(reading.encoding or self._declared), self._max, path, modified_ms).read(
-            reading, content, limits, ends=ends, completes=ends or completes
+        framing = self._framing(reading.encoding or self._declared)
+        return _Cutter(framing, self._max, path, modified_ms, self._joiner).read(
+            reading, content, limits, ends=ends, completes=ends or completes, closes=ends or closes
         )
 
     def _find_mark(self, reading: Reading, content: Content, *, ends: bool) -> Hole | None:
@@ -233,8 +251,16 @@ class LineReader:
 class _Cutter:
     """Cut one file, in the encoding of a framing."""
 
-    def __init__(self, framing: LineFraming, max_record_bytes: int, path: str, modified_ms: int) -> None:
+    def __init__(
+        self,
+        framing: LineFraming,
+        max_record_bytes: int,
+        path: str,
+        modified_ms: int,
+        joiner: LineJoiner | None,
+    ) -> None:
         self._framing = framing
+        self._joiner = joiner
         self._path = path
         self._modified_ms = modified_ms
         self._newline = framing.delimiter
@@ -242,9 +268,15 @@ class _Cutter:
         # Including the newline, and a \r before it.
         self._longest = _whole_units(max_record_bytes + 2 * len(self._newline), self._newline)
 
-    def read(self, reading: Reading, content: Content, limits: Limits, *, ends: bool, completes: bool) -> Part:
+    def read(
+        self, reading: Reading, content: Content, limits: Limits, *, ends: bool, completes: bool, closes: bool
+    ) -> Part:
         if reading.large is not None:
             return self._read_large(reading, reading.large, content, ends=ends)
+        if self._joiner is not None:
+            part = self._joined(reading, content, limits, ends=ends, completes=completes, closes=closes)
+            if part is not None:
+                return part
         most = _whole_units(max(1, limits.nbytes), self._newline)
         text, at_end = self._text(reading, content, most, ends=ends)
         whole = self._framing.last_end(text.data)
@@ -301,6 +333,77 @@ class _Cutter:
         batch = None if cut.records is None else self._batch(cut.records, starts + reading.position)
         reading.position += text.place(len(data))
         return Part(batch, cut.dead_letters, more=more, hole=text.hole(len(data)))
+
+    def _joined(
+        self, reading: Reading, content: Content, limits: Limits, *, ends: bool, completes: bool, closes: bool
+    ) -> Part | None:
+        """Return the next records of joined lines; None: there is no whole line, so that it is as without joins.
+
+        The position stays at the beginning of a record that may have more lines: they are read again with those.
+        """
+        # A record, and a line behind it that is as long as it may be.
+        largest = 2 * self._longest
+        most = _whole_units(max(1, limits.nbytes), self._newline)
+        while True:
+            text, at_end = self._text(reading, content, most, ends=ends)
+            data = text.data
+            whole = self._framing.last_end(data)
+            if at_end and completes and not text.is_cut and len(data) > whole > 0:
+                # A \r at its end is kept, as no newline follows it in the file.
+                cr = self._newline.replace(b"\n", b"\r")
+                data += cr * data.endswith(cr) + self._newline
+                whole = len(data)
+            if whole:
+                more = not at_end or text.is_cut
+                is_last = text.is_cut or (at_end and closes)
+                part = self._joined_lines(reading, text, data[:whole], limits, is_last=is_last, more=more)
+                if part is None and not at_end and most >= largest:
+                    # What follows is too large for a line, so that it ends the record.
+                    part = self._joined_lines(reading, text, data[:whole], limits, is_last=True, more=more)
+                if part is not None:
+                    return part
+                if at_end:
+                    return Part(waits=True, is_open=True)
+            elif at_end or text.is_cut or most >= largest:
+                return None
+            most = max(most, largest)
+
+    def _joined_lines(
+        self, reading: Reading, text: Text, data: bytes, limits: Limits, *, is_last: bool, more: bool
+    ) -> Part | None:
+        """Return the records of whole lines, and move the position past them; None: they are one that may go on."""
+        assert self._joiner is not None
+        cut, starts = self._framing.cut_placed(data)
+        lines, end, is_open = cut.records, len(data), False
+        batch = None
+        if lines is not None:
+            firsts = self._joiner.firsts(lines, self._behind_letters(data, starts) if cut.dead_letters else _NONE)
+            kept = firsts if is_last else firsts[:-1]
+            most = max(1, min(limits.lines, limits.nbytes * 4 // (_ROW_BYTES + len(self._path))))
+            is_open = not is_last and kept.size <= most
+            more |= kept.size > most
+            kept = kept[:most]
+            if kept.size < firsts.size:
+                behind = int(firsts[kept.size])
+                end = int(starts[behind])
+                if not end:
+                    return None
+                lines = lines.slice(0, behind)
+                if cut.dead_letters:
+                    # Those behind the end are found again.
+                    cut, _ = self._framing.cut_placed(data[:end])
+            if kept.size:
+                places = starts if text.places is None else text.places[starts]
+                batch = self._batch(self._joiner.join(lines, kept), places[kept] + reading.position)
+        end = min(end, len(text.data))
+        reading.position += text.place(end)
+        waits = is_open and not more
+        return Part(batch, cut.dead_letters, more=more, waits=waits, is_open=waits, hole=text.hole(end))
+
+    def _behind_letters(self, data: bytes, starts: Positions) -> Positions:
+        """Return which good lines follow one that was put aside: that ends a record, however much is read at once."""
+        numbers = np.searchsorted(self._framing.ends(data), starts)
+        return np.flatnonzero(np.diff(numbers, prepend=-1) > 1)
 
     def _read_hole(self, reading: Reading, content: Content, text: Text, *, ends: bool, completes: bool) -> Part:
         """Pass over a run of NULs if something is behind it, or nothing will be; the text before it is a line."""

@@ -120,6 +120,11 @@ class WaitingRequest:
             bodies = sum([len(body) for body in self.bodies if body is not None])
         self.nbytes = bodies + self.beside_bodies + _ROW_BYTES * rows
 
+    @property
+    def sender(self) -> str:
+        """Return who sends, as far as the source tells senders apart: the token's scope, or all of them together."""
+        return f"sender {self.key_scope or ''}"
+
     def row_keys(self) -> Sequence[str | None] | None:
         """Return a key per record, or None where no record has one. A request's key counts for all its records."""
         return self._row_keys(self._scoped)
@@ -332,6 +337,7 @@ class Acknowledgement:
                 _joined(group, [keys for _, keys in gathered]),
                 unscoped_keys=_joined(group, [one.unscoped_row_keys() for one in group]),
                 requests=[len(one.bodies) for one in group],
+                senders=[one.sender for one in group],
             )
         except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)

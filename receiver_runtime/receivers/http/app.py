@@ -66,10 +66,11 @@ class HttpApp:
 
     def __init__(self, receiver: Receiver, source: Http, intake: Intake, routes: Sequence[Route]) -> None:
         self._receiver = receiver
-        self._supervisor = receiver.supervisor
+        self._supervisor = supervisor = receiver.supervisor
         self._source = source
         self._intake = intake
-        self._description = description.describe(source, receiver.supervisor.stream_name, routes)
+        records = supervisor.block_path.rows.records
+        self._description = description.describe(source, supervisor.stream_name, routes, records)
         self._bodies = BodyReader(source, intake.admission, intake.deadlines)
         self._dead_letters = RequestDeadLetters(receiver, intake.admission, intake.in_time)
         self.refusals = RefusalCounts(receiver, asyncio.get_running_loop())
@@ -229,7 +230,7 @@ class HttpApp:
         return route
 
     def _path(self) -> str:
-        return f"/v1/{self._supervisor.stream_name or '{stream}'}"
+        return self._source.path_of(self._supervisor.stream_name or "{stream}")
 
     def _methods(self, route: Route) -> Sequence[str]:
         asked = ["GET"] if route.answer_get is not None else []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from receiver_runtime.receivers.http.requests.decompression import ENCODINGS, decompressed
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits, ParsingStoppedError
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.connections.deadlines import Deadlines
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.framing_checks import BodyFraming
+    from receiver_runtime.receivers.http.requests.protocol import CheckedRequest
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
     from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.route import Reply, Route
-    from receiver_runtime.receivers.http.requests.signatures import SignedRequest
+
+T = TypeVar("T")
 
 #: Bytes up to which a body that is not compressed is parsed on the loop: handing it to a thread would take longer.
 PARSE_ON_LOOP_BYTES = 64 * 1024
 _WORKERS = 2  # threads that decompress and parse
+_MOST_TO_CHECK = 16  # requests that wait for the thread that does what their checks need
 # How much longer than ``parse_timeout`` to wait for a thread that is within one long step.
 _LATE_SECONDS = 1.0
 # Bytes and seconds up to which an unwanted body is read: enough for most senders to come to read the answer.
@@ -99,13 +102,17 @@ class BodyReader:
         self._admission = admission
         self._deadlines = deadlines
         self._parsers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http parser")
+        # Its thread begins with the first work, which most sources never have.
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="http check")
+        self._to_check = 0
 
     def close(self) -> None:
         """End the threads. The loop must have ended."""
         self._parsers.shutdown(wait=False, cancel_futures=True)
+        self._checks.shutdown(wait=False, cancel_futures=True)
 
     async def read(
-        self, body: RequestBody, route: Route, headers: Headers, encoding: str | None, signed: SignedRequest | None
+        self, body: RequestBody, route: Route, headers: Headers, encoding: str | None, signed: CheckedRequest | None
     ) -> Pushed | PushedRows | Plain | Reply:
         """Return what the route's parser makes of the body, if it is signed as it must be.
 
@@ -115,6 +122,8 @@ class BodyReader:
         """
         data = await self._read_whole(body)
         try:
+            if signed is not None:
+                await self._work_before(body, data, signed)
             return await self._parse(route, headers, body, data, encoding, signed)
         except PushRefusedError as error:
             if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
@@ -172,6 +181,27 @@ class BodyReader:
                 self._admission.count_body_bytes(-size)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    async def _work_before(self, body: RequestBody, data: bytes, signed: CheckedRequest) -> None:
+        """Do what a check needs before it. The admission no longer counts the body where this raises."""
+        is_done = False
+        try:
+            if (work := signed.work_before(data)) is not None:
+                if self._to_check >= _MOST_TO_CHECK:
+                    raise refusal(
+                        HTTPStatus.SERVICE_UNAVAILABLE,
+                        f"request: {_MOST_TO_CHECK} others wait to be checked: send again",
+                        retry_after=RETRY_SECONDS,
+                    )
+                self._to_check += 1
+                try:
+                    await self._finished(body, asyncio.wrap_future(self._checks.submit(work)))
+                finally:
+                    self._to_check -= 1
+            is_done = True
+        finally:
+            if not is_done:
+                self._admission.count_body_bytes(-len(data))
+
     async def _parse(
         self,
         route: Route,
@@ -179,7 +209,7 @@ class BodyReader:
         body: RequestBody,
         data: bytes,
         encoding: str | None,
-        signed: SignedRequest | None,
+        signed: CheckedRequest | None,
     ) -> Pushed | PushedRows | Plain | Reply:
         """Parse a body. The admission no longer counts it when its parsing has ended."""
         held = len(data)
@@ -217,7 +247,13 @@ class BodyReader:
     async def _parsed(
         self, body: RequestBody, limits: ParsingLimits, job: asyncio.Future[Pushed | PushedRows | Plain | Reply]
     ) -> Pushed | PushedRows | Plain | Reply:
-        """Wait for the thread. Drop the job if its time is over, or no request waits for its answer any more."""
+        try:
+            return await self._finished(body, job)
+        finally:
+            limits.stop()
+
+    async def _finished(self, body: RequestBody, job: asyncio.Future[T]) -> T:
+        """Wait for a thread. Drop the job if its time is over, or no request waits for its answer any more."""
         gone = asyncio.ensure_future(body.wait_until_gone())
         # It waits longer than the job may take: a job says best itself why it ended.
         waiting = self._deadlines.create(self._source.parse_timeout + _LATE_SECONDS)
@@ -234,7 +270,6 @@ class BodyReader:
             raise self._too_slow() from None
         finally:
             self._deadlines.discard(waiting)
-            limits.stop()
             # A thread that has not begun it will not; one that has, ends at its next check.
             job.cancel()
             gone.cancel()

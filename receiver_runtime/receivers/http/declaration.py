@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, field_validator, model_validator
 
-from receiver_runtime.sources.fields.hmac_signature import HEADER_NAME, IN_HEADER, Hmac, check_header_place, plain_hmac
+from receiver_runtime.sources.fields.hmac_signature import HEADER_NAME, IN_HEADER, Hmac, check_header_place
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
+from receiver_runtime.sources.fields.verification import WEB_HOOKS, Verification
+from receiver_runtime.sources.plugins import PluginError, load, registered
 from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
 if TYPE_CHECKING:
@@ -33,6 +35,34 @@ _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
 # Headers that hold secrets: they must not become part of the stream.
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
+_HMAC = "hmac"
+
+
+def _declared_check(value: object) -> object:
+    """Return a sender of ``Hmac`` as the plain one that it is, and a stored declaration of another kind as declared."""
+    if isinstance(value, Hmac) and type(value) is not Hmac:
+        return Hmac.model_validate(dict(value))
+    kind = value.get("kind", _HMAC) if isinstance(value, dict) else _HMAC
+    if kind == _HMAC:
+        return value
+    if kind not in registered(WEB_HOOKS):
+        raise ValueError(f"kind: {kind!r} is no way to verify requests: install the package that registers it")
+    try:
+        return load(WEB_HOOKS, kind, Verification).model_validate(value)
+    except PluginError as error:
+        raise ValueError(f"kind: {error}") from error
+
+
+def _is_hmac(value: object) -> str:
+    return "other" if isinstance(value, Verification) and not isinstance(value, Hmac) else _HMAC
+
+
+#: A package's own kind is stored and read back as itself, which is why there are two ways.
+Verify = Annotated[
+    Annotated[Hmac, Tag(_HMAC)] | Annotated[SerializeAsAny[Verification], Tag("other")],
+    Discriminator(_is_hmac),
+    BeforeValidator(_declared_check),
+]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)]
 
@@ -107,7 +137,7 @@ class Http(Source):
     kind: Literal["http"] = "http"
     listen: str
     tokens: tuple[Secret, ...] = ()
-    verify: Annotated[Hmac | None, BeforeValidator(plain_hmac)] = None
+    verify: Verify | None = None
     key_from: str | None = None
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     body: Literal["auto", "json", "json_lines", "lines", "whole"] = "auto"
@@ -138,8 +168,10 @@ class Http(Source):
     @property
     def plugins(self) -> Mapping[str, Sequence[str]]:
         """See ``Source``: also the protocols that go with the senders of ``verify``."""
-        of_senders = () if self.verify is None else self.verify.protocols
-        return {HTTP_PROTOCOLS: (*(self.protocols or ()), *of_senders)}
+        found = {HTTP_PROTOCOLS: (*(self.protocols or ()), *(() if self.verify is None else self.verify.protocols))}
+        if self.verify is not None and not isinstance(self.verify, Hmac):
+            found[WEB_HOOKS] = (self.verify.kind,)
+        return found
 
     @property
     def address(self) -> str:

@@ -10,13 +10,16 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.declaration import STREAM_PATH
+from receiver_runtime.receivers.http.record_schema import record_schema
 from receiver_runtime.receivers.http.requests.idempotency_key import key_header
+from receiver_runtime.sources.fields.hmac_signature import Hmac
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.route import Json, Route
+    from receiver_runtime.sources.records.declared import Records
 
 PATH = "/openapi.json"
 
@@ -31,6 +34,21 @@ _REFUSALS: Mapping[int, str] = {
     415: "The media type, its charset or the Content-Encoding is not read here.",
     429: "Too much is not answered yet, or a rate limit is in force: send again after Retry-After.",
     503: "The receiver is stopping, or the driver log is unavailable: send again after Retry-After.",
+}
+_NONE_FITS = (
+    "No record fits the stream's columns: `detail` has the reason of the first one, and where. They are kept as dead "
+    "letters. Where some fit, the answer is 200, with the number of the others as `dead_letters`."
+)
+# What describes the records of a typed stream better than a route can, by media type.
+_RECORDS: Mapping[str, Json] = {
+    "application/json": {
+        "description": "One record, or an array of records: those that fit are stored, whatever is beside them.",
+        "anyOf": [
+            {"$ref": "#/components/schemas/Record"},
+            {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Record"}},
+        ],
+    },
+    "application/x-ndjson": {"description": "A `Record` a line.", "type": "string", "minLength": 1},
 }
 _RETRYABLE = frozenset({429, 503})
 
@@ -54,7 +72,11 @@ _SCHEMAS: Mapping[str, Json] = {
         "properties": {
             "records": {"type": "integer", "minimum": 0},
             "duplicates": {"type": "integer", "minimum": 0, "description": "Their key was known; not stored again."},
-            "dead_letters": {"type": "integer", "minimum": 1, "description": "They can't be records; put aside."},
+            "dead_letters": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "Put aside: no records, or they do not fit.",
+            },
             "first_dead_letter": {"type": "string", "description": "Which one was the first, and why."},
         },
     },
@@ -66,15 +88,18 @@ _SCHEMAS: Mapping[str, Json] = {
 }
 
 
-def describe(source: Http, stream: str, routes: Sequence[Route]) -> Json:
-    """Return the document. ``stream`` is empty where the stream's name is not known."""
+def describe(source: Http, stream: str, routes: Sequence[Route], records: Records | None = None) -> Json:
+    """Return the document. ``stream`` is empty where the stream's name is not known; ``records`` are a typed one's."""
     paths: Json = {}
     schemas = dict(_SCHEMAS)
+    if records is not None and records.is_json:
+        schemas["Record"] = record_schema(records)
     for route in routes:
         schemas |= route.described.schemas
         if route.path == STREAM_PATH:
-            path = paths.setdefault(f"/v1/{stream}" if stream else route.path, _stream_path(source, stream))
-            path["post"]["requestBody"]["content"] |= _content(route.described.bodies)
+            path = paths.setdefault(f"/v1/{stream}" if stream else route.path, _stream_path(source, stream, records))
+            bodies = {**route.described.bodies, **(_RECORDS if "Record" in schemas else {})}
+            path["post"]["requestBody"]["content"] |= _content(bodies)
         elif route.described.bodies:
             paths[route.path] = _own_path(source, route)
     paths["/health"] = {"get": _asked("Ask whether the server runs.", HTTPStatus.OK)}
@@ -97,7 +122,7 @@ def describe(source: Http, stream: str, routes: Sequence[Route]) -> Json:
     return document
 
 
-def _stream_path(source: Http, stream: str) -> Json:
+def _stream_path(source: Http, stream: str, records: Records | None) -> Json:
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     taken = {"application/json": {"schema": {"$ref": "#/components/schemas/Taken"}}}
     path: Json = {
@@ -119,6 +144,7 @@ def _stream_path(source: Http, stream: str) -> Json:
                 "200": {"description": "The records are in a registered block.", "content": taken},
                 "202": {"description": "With `ack=buffered`: the records will be stored.", "content": taken},
                 **_refusals(source, problem),
+                **({"422": {"description": _NONE_FITS, "content": problem}} if records is not None else {}),
             },
             **_security(source),
         }
@@ -207,7 +233,7 @@ def _refusals(source: Http, content: Json) -> Json:
 
 def _schemes(source: Http) -> Json:
     schemes: Json = {"token": {"type": "http", "scheme": "bearer"}} if source.tokens else {}
-    if source.verify is not None:
+    if isinstance(source.verify, Hmac):
         schemes["signature"] = {"type": "apiKey", "in": "header", "name": source.verify.header}
     return schemes
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Stored
     from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
     from receiver_runtime.receivers.http.declaration import Http
+    from receiver_runtime.receivers.http.requests.protocol import CheckedRequest, RequestCheck
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
-    from receiver_runtime.receivers.http.requests.signatures import SignatureCheck, SignedRequest
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
     #: The parameters of a request's query, each with its values in order.
@@ -62,7 +62,7 @@ class Intake:
         buffering: BufferedHandOver,
         *,
         tokens: Sequence[tuple[str, str]],
-        signatures: SignatureCheck | None = None,
+        check: RequestCheck | None = None,
         is_paused: bool = False,
     ) -> None:
         """Begin with no request. ``tokens``: each with the scope of the keys that come with it."""
@@ -70,7 +70,7 @@ class Intake:
         self.acknowledgement = acknowledgement
         self._buffering = buffering
         self._tokens = [(token.encode(), scope) for token, scope in tokens]
-        self._signatures = signatures
+        self._check = check
         self._key_name = key_header(source.key_from)
         #: The header that holds a request's key, in lower case; empty if its body does.
         self.key_header = self._key_name.lower().encode()
@@ -117,9 +117,9 @@ class Intake:
             )
         return scopes[0]
 
-    def signed(self, headers: Headers, query: bytes) -> SignedRequest | None:
-        """Return what is to be checked of the request's signature when its body is there; None if there are none."""
-        return None if self._signatures is None else self._signatures.begin(headers, query)
+    def signed(self, headers: Headers, query: bytes) -> CheckedRequest | None:
+        """Return what is to be checked of the request when its body is there; None if nothing is declared."""
+        return None if self._check is None else self._check.begin(headers, query)
 
     def key_of(self, headers: Headers) -> str | None:
         """Return the key in the request's head, or None."""

@@ -11,6 +11,9 @@ from receiver_runtime.receivers.run_receiver import RunReceiver
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
+
+    from receiver_runtime.receivers.http.requests.route import Route
 
 
 class HttpReceiver(RunReceiver):
@@ -21,14 +24,18 @@ class HttpReceiver(RunReceiver):
     # ``Http.source_rule`` is for records that were answered 202, because no sender sends these again.
     # ``KeyedHandOver`` marks the blocks of all other requests.
 
-    def __init__(self, source: Http) -> None:
+    def __init__(self, source: Http, routes: Sequence[Route] | None = None) -> None:
         super().__init__()
         self._source = source
-        self._routes = routes_of(source)
+        self._routes = routes_of(source) if routes is None else routes
 
     def make_run(self) -> HttpServer:
         """Return a server. Its ``stop`` returns when all requests are answered and the port is free."""
-        return HttpServer(self, self._source, self._routes)
+        return self.make_server()
+
+    def make_server(self, *, listener: socket.socket | None = None, is_paused: bool = False) -> HttpServer:
+        """Return a server; its arguments are those of ``HttpServer``."""
+        return HttpServer(self, self._source, self._routes, listener=listener, is_paused=is_paused)
 
     def on_start(self) -> None:
         """Start a server, on the socket of the one that answered during a pause, so that no sender is refused."""
@@ -45,7 +52,7 @@ class HttpReceiver(RunReceiver):
         """Drain as ``on_stop``, and keep the port: a server answers 503 there until ``on_start`` or ``on_stop``."""
         with self._current_run_lock:
             listener = self._end_run()
-            self._current_run = run = HttpServer(self, self._source, self._routes, listener=listener, is_paused=True)
+            self._current_run = run = self.make_server(listener=listener, is_paused=True)
             run.start()
 
     def _end_run(self) -> socket.socket | None:

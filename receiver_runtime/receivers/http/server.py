@@ -26,7 +26,6 @@ from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
 from receiver_runtime.receivers.http.intake import Intake
-from receiver_runtime.receivers.http.requests.signatures import SignatureCheck
 from receiver_runtime.receivers.tcp import listening_socket, server_context
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
@@ -34,17 +33,20 @@ from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from starlette.types import ASGIApp
 
     from receiver_runtime.receivers.http.connections.accepting import AcceptedProtocol
     from receiver_runtime.receivers.http.declaration import Http
+    from receiver_runtime.receivers.http.requests.protocol import RequestCheck
     from receiver_runtime.receivers.http.requests.route import Route
     from receiver_runtime.sources.fields.secret import Secret
     from receiver_runtime.supervisor.receiver import Receiver
 
 _log = structlog.get_logger(__name__)
 
-_BACKLOG = 2048
+BACKLOG = 2048
 _DRAIN_SHARE = 0.6  # the part of the time that a supervisor gives on_stop in which to answer requests
 
 
@@ -109,6 +111,17 @@ class HttpServer:
             self._acknowledgement.close()
         self._buffering.close()
 
+    # -- for kinds that have more than this port ---------------------------------------------------------------------
+
+    def open_listener(self) -> socket.socket:
+        """Return a socket that listens at the source's address. Raises OSError."""
+        return listening_socket(self._source.listen_address, backlog=BACKLOG)
+
+    @contextlib.asynccontextmanager
+    async def serving_beside(self, app: HttpApp) -> AsyncIterator[ASGIApp]:
+        """Serve what is served besides, on the loop; yield the application that answers this port's requests."""
+        yield app
+
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -116,9 +129,9 @@ class HttpServer:
         try:
             tokens = [(token, secret.reference) for secret in self._source.tokens for token in _tokens_of(secret)]
             verify = self._source.verify
-            signatures = None if verify is None else SignatureCheck(verify)
+            check = None if verify is None else verify.load_check()(verify)
             context = None if self._source.tls is None else server_context(self._source.tls)
-            listener = listener or listening_socket(self._source.listen_address, backlog=_BACKLOG)
+            listener = listener or self.open_listener()
         except (OSError, SecretError) as error:
             if listener is not None:
                 listener.close()
@@ -126,7 +139,7 @@ class HttpServer:
             return
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(self._serve(listener, context, tokens, signatures))
+                runner.run(self._serve(listener, context, tokens, check))
         except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             with self._lock:
                 stopping = self._stopping
@@ -153,7 +166,7 @@ class HttpServer:
         listener: socket.socket,
         context: ssl.SSLContext | None,
         tokens: list[tuple[str, str]],
-        signatures: SignatureCheck | None,
+        check: RequestCheck | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         wake = asyncio.Event()
@@ -170,11 +183,22 @@ class HttpServer:
             acknowledgement,
             self._buffering,
             tokens=tokens,
-            signatures=signatures,
+            check=check,
             is_paused=self._is_paused,
         )
         app = HttpApp(self._receiver, self._source, intake, self._routes)
-        config = self._configuration(app)
+        async with self.serving_beside(app) as application:
+            await self._serve_until_stopped(listener, context, intake, app, self._configuration(application, app), wake)
+
+    async def _serve_until_stopped(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        intake: Intake,
+        app: HttpApp,
+        config: uvicorn.Config,
+        wake: asyncio.Event,
+    ) -> None:
         server = uvicorn.Server(config)
         make_protocol = cast("Callable[..., AcceptedProtocol]", config.http_protocol_class)
         acceptor = Acceptor(
@@ -222,9 +246,9 @@ class HttpServer:
         intake.give_up_waiting()
         intake.acknowledgement.give_up()
 
-    def _configuration(self, app: HttpApp) -> uvicorn.Config:
+    def _configuration(self, application: ASGIApp, app: HttpApp) -> uvicorn.Config:
         config = uvicorn.Config(
-            app,
+            application,
             access_log=False,
             http=limited_protocol(
                 ConnectionLimits(

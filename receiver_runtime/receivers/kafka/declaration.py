@@ -109,6 +109,7 @@ class Kafka(Source):
         ("timestamp", "timestamp[ms, tz=UTC]"),
         ("headers", "list<item: struct<key: string, value: binary>>"),
     )
+    record_column: ClassVar[str] = "value"
     needs_extra: ClassVar[str | None] = "kafka"
     any_server_suffices: ClassVar[bool] = True
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.kafka.receiver:KafkaReceiver"

@@ -16,6 +16,7 @@ class RawSocket(TcpSource):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "binary"),)
+    record_column: ClassVar[str] = "value"
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.sockets.raw:RawSocketReceiver"
 
     kind: Literal["raw_socket"] = "raw_socket"

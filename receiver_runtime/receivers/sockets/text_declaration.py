@@ -48,6 +48,7 @@ class SocketText(TcpSource):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "string"),)
+    record_column: ClassVar[str] = "value"
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.sockets.text:SocketTextReceiver"
 
     kind: Literal["socket_text"] = "socket_text"

@@ -6,13 +6,13 @@ Only the declaration and its checks; ``receiver_runtime.receivers.http.requests.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.fields.secret import Secret
-from receiver_runtime.sources.fields.several import Several
+from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.units import parse_duration
+from receiver_runtime.sources.fields.verification import Verification
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: What stands before the name of a header, or of a part of the signature's own header, where a field says a place.
@@ -30,7 +30,7 @@ def check_header_place(place: str) -> str:
     return place
 
 
-class Hmac(BaseModel):
+class Hmac(Verification):
     """Say how senders sign their requests: by an HMAC in a header. One without a good signature is refused with 401.
 
     The body counts as it was received, before it is decompressed.
@@ -57,8 +57,9 @@ class Hmac(BaseModel):
         body_hash_parameter: the parameter of the query that holds the SHA-256 of a body that is no form, in hex.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    check_class: ClassVar[str] = "receiver_runtime.receivers.http.requests.signatures:SignatureCheck"
 
+    kind: Literal["hmac"] = "hmac"
     secrets: Annotated[tuple[Secret, ...], Field(min_length=1)]
     header: str
     algorithm: Literal["sha256", "sha1", "sha384", "sha512"] = "sha256"
@@ -72,7 +73,6 @@ class Hmac(BaseModel):
     secret_encoding: Literal["text", "base64", "hex"] = "text"  # noqa: S105  no secret
     secret_prefix: str = ""
     url: str | None = None
-    protocols: Several = ()
     challenge_secret: Secret | None = None
     body_hash_parameter: str | None = None
 
@@ -131,8 +131,3 @@ class Hmac(BaseModel):
         if self.timestamp_from is not None and self.timestamp_from.startswith(IN_SIGNATURE) and not self.separator:
             raise ValueError("timestamp_from: the signature's header has one part: give separator too")
         return self
-
-
-def plain_hmac(value: object) -> object:
-    """Return the declaration of a sender as the ``Hmac`` that it is, which is stored and compared."""
-    return Hmac.model_validate(dict(value)) if isinstance(value, Hmac) and type(value) is not Hmac else value

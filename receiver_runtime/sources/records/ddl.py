@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# The first name of a type is the one that people see.
 _TYPES = {
     "BOOLEAN": "bool",
-    "BYTE": "int8",
     "TINYINT": "int8",
-    "SHORT": "int16",
+    "BYTE": "int8",
     "SMALLINT": "int16",
+    "SHORT": "int16",
     "INT": "int32",
     "INTEGER": "int32",
     "BIGINT": "int64",
@@ -36,6 +37,20 @@ _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([A-Za-z_][A-Za-z0-9_]*)|('(?:[^'\\
 _NO_FIELD = frozenset("<>[](),:")
 
 
+# Types of sources that Spark's DDL has no name for, and what Spark reads them as.
+_READ_AS = {
+    "uint8": "SMALLINT",
+    "uint16": "INT",
+    "uint32": "BIGINT",
+    "large_string": "STRING",
+    "large_binary": "BINARY",
+}
+_NAMES = {**_READ_AS, **{text: name for name, text in reversed(_TYPES.items())}}
+_OPENINGS = {"list<item: ": "ARRAY<", "large_list<item: ": "ARRAY<", "struct<": "STRUCT<", "map<": "MAP<"}
+# A word before a colon is a field's name.
+_IN_ARROW = re.compile(r"\w+\[[^\]]*\]|(?:large_)?list<item: |struct<|map<|\w+(?![\w:])")
+
+
 class DdlError(ValueError):
     """Correct the DDL; the message says what is wrong, and where."""
 
@@ -50,6 +65,18 @@ class Columns(NamedTuple):
 def parse_ddl(text: str) -> Columns:
     """Return the columns of Spark's DDL. Raises DdlError."""
     return _Ddl(text).columns()
+
+
+def type_name(text: str) -> str:
+    """Return the name in Spark's DDL, for people, of a type that is given in Arrow's text."""
+
+    def named(match: re.Match[str]) -> str:
+        found = match[0]
+        if found.startswith("timestamp["):
+            return "TIMESTAMP" if "tz=" in found else "TIMESTAMP_NTZ"
+        return _OPENINGS.get(found) or _NAMES.get(found) or found.replace("decimal128", "DECIMAL")
+
+    return _IN_ARROW.sub(named, text)
 
 
 class _Ddl:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 #: A column beside the parsed ones: the record as it came, and under ``_NAME`` each other column of the source.
 RAW = "_raw"
@@ -31,6 +31,8 @@ class Records(BaseModel):
 
     #: Its reader, as ``module:Class``; loaded when a receiver is made.
     reader_class: ClassVar[str] = ""
+    #: Whether each record is a JSON object, so that a JSON schema can describe it.
+    is_json: ClassVar[bool] = False
 
     kind: str
     columns: tuple[tuple[str, str], ...]
@@ -44,9 +46,14 @@ class Records(BaseModel):
             before = seen.setdefault(name.lower(), name)
             if before != name or [one for one, _ in self.columns].count(name) > 1:
                 raise ValueError(f"the columns {before!r} and {name!r} have one name in Spark: rename one")
-        if not seen:
+        if not seen and not self.columns_grow:
             raise ValueError("there is no column: declare at least one")
         return self
+
+    @property
+    def columns_grow(self) -> bool:
+        """Return whether records bring columns of their own, beside the declared ones, if there are any."""
+        return False
 
     def load_reader(self) -> type:
         """Import the class of its reader, and return it."""
@@ -58,15 +65,30 @@ class Records(BaseModel):
         """Return the columns of blocks: what is parsed, the record as it came if it is kept, and the source's others.
 
         Args:
-            source: the columns of the source.
+            source: the columns of the source; none if only the receiver's class knows them.
             record: the one of them that holds the record.
 
         Raises:
-            ValueError: a parsed column has the name of another one.
+            ValueError: a parsed column has the name of another one, or none of the source's is the record.
         """
-        others = [(RAW if name == record else f"_{name}", kind) for name, kind in source if name != record or self.raw]
+        kinds = dict(source)
+        if not kinds:
+            return self.columns
+        if record not in kinds:
+            raise ValueError("no column is the record: name one as record_column in the class of the receiver")
+        beside = self.beside(kinds, record)
         taken = {name.lower() for name, _ in self.columns}
-        for name, _ in others:
+        for name in beside.values():
             if name.lower() in taken:
                 raise ValueError(f"the column {name!r} is there for each record of this source: rename yours")
-        return (*self.columns, *others)
+        return (*self.columns, *((name, kinds[of]) for of, name in beside.items()))
+
+    def beside(self, source: Iterable[str], record: str) -> Mapping[str, str]:
+        """Return the columns of a source that blocks have beside the parsed ones, each with its name there.
+
+        A source that has a column ``raw`` keeps each record as it came by itself, and under the same name.
+        """
+        names = list(source)
+        if self.raw and "raw" not in names:
+            return {name: RAW if name == record else f"_{name}" for name in names}
+        return {name: f"_{name}" for name in names if name != record}

@@ -159,6 +159,7 @@ def test_forebay_sources_lists_the_receivers_of_installed_packages(tmp_path: Pat
         "guarantee": "at least once",
         "guarantees": ["at least once"],
         "columns": {"file": "string", "line": "string"},
+        "record_column": "",
         "extra": None,
         "installed": True,
         "choices": {},

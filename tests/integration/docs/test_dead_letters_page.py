@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 from forebay.testing.receiver_processes import eventually
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
+from tests.integration.receiver_runtime.typed_rig import Orders
 from tests.support.machine.held_ports import held_port
 from tests.support.pages.runbook import blocks, page_environment, run_commands, sections
 from tracker_store.connection.engine import connect
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import sqlalchemy as sa
 
 _MODULE = """
 from forebay import ParquetSink, Pipeline, Stream
@@ -32,7 +35,7 @@ def counts(lines):
 def test_letters_come_back_as_records_in_the_order_of_the_page(database_url: str, home: Path) -> None:
     parts = sections("dead-letters")
     first, said_by_receivers = blocks(parts["How to see it"], "sql")
-    apply, send, write = blocks(parts["Cure"], "sh")
+    apply, _, send, write = blocks(parts["Cure"], "sh")
     [not_sent_again] = blocks(parts["How to know that it is cured"], "sql")
     with held_port() as port:
         source = SocketText(listen=f"127.0.0.1:{port}", max_record_bytes=10)
@@ -88,6 +91,25 @@ def test_letters_come_back_as_records_in_the_order_of_the_page(database_url: str
             assert len(rig.dead_letters()) == 3, "no letter is new"
         finally:
             rig.close()
+
+
+def test_letters_of_a_typed_stream_are_parsed_again_by_the_commands_of_the_page(
+    engine: sa.Engine, database_url: str, home: Path
+) -> None:
+    [commands] = [text for text in blocks(sections("dead-letters")["Cure"], "sh") if "show 3" in text]
+    with connect(engine) as connection:
+        connection.exec_driver_sql("SELECT setval('forebay.dead_letters_id_seq', 2)")
+    rig = Orders.begun(database_url, home)
+    try:
+        rig.declare("item STRING, pieces BIGINT")
+        with rig.tracker():
+            said = run_commands(commands, page_environment(database_url, home), home)
+        assert "it fits by now" in said
+        assert "2 of 3 record(s) would go to lines" in said
+        assert "Dead letter 3: 2 record(s) of lines are in a block; 1 still do not fit, and stay." in said
+        assert sorted(map(str, rig.values())) == ["None", "None", "tea"]
+    finally:
+        rig.close()
 
 
 def _send(port: int, data: bytes) -> None:

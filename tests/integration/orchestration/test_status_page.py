@@ -14,10 +14,15 @@ from orchestration.status_page.problems import problems
 from orchestration.status_page.shown import milliseconds
 from orchestration.status_page.system_status import status_of
 from orchestration.tracker.http.listen_address import ListenAddress
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.sources.records.json_records import Json
 from tests.integration.orchestration.test_tracker_http import SECOND, ask, busy, log, serving, url
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
 from tests.support.driver_log.filled_log import Size, fill, reading
 from tests.support.driver_log.log import INTERVAL, NOON
+from tests.support.driver_log.stored_letters import Letters
+from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import create_engine
 from tracker_store.receivers.agents import list_agents
 from tracker_store.receivers.processes import register_process
@@ -107,6 +112,25 @@ def test_a_stream_shows_its_receivers_and_what_they_said_as_text(log: Log, url: 
     assert f"{PLANTED} refused" in text_of(ask(url, "/status/events").text)
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert "None." in text_of(ask(url, "/status/streams/lines?state=FAILED").text)
+
+
+def test_a_typed_stream_shows_its_columns_and_its_dead_letters(log: Log, url: str, home: Path) -> None:
+    one, _ = log.receiver_ids
+    older = [("value", "string"), ("item", "string"), ("_id", "string")]
+    register_schema(log.connection, receiver_id=one, fingerprint="1", columns=older)
+    page = text_of(ask(url, "/status/streams/lines").text)
+    assert "Columns Column Type From value STRING source item STRING source" in page
+    declare_records(log.connection, Json("item STRING NOT NULL, at TIMESTAMP, tags ARRAY<BIGINT>"))
+    letters = Letters(log.connection, str(home / "blocks"), one)
+    letters.add(DeadLetterReason.DOES_NOT_FIT, [b"{}", b"[]"], dropped=7)
+    letters.close()
+    page = text_of(ask(url, "/status/streams/lines").text)
+    assert "Dead letters 9 7 not kept" in page
+    assert "is a dead letter: forebay dead-letters list lines" in page
+    assert (
+        "item STRING record, NOT NULL at TIMESTAMP record tags ARRAY<BIGINT> record value STRING earlier records "
+        "_id STRING source"
+    ) in page
 
 
 def test_links_lead_to_dagsters_runs(log: Log, engine: sa.Engine, home: Path) -> None:

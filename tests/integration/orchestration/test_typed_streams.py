@@ -7,11 +7,14 @@ import urllib.request
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import pyarrow.dataset as ds
 import pytest
 import sqlalchemy as sa
+from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 
 from forebay import DeclarationError, ParquetSink, Pipeline, Stream
+from forebay.dagster import build_definitions
 from forebay.records import Json
 from forebay.sources import Http
 from forebay.testing.receiver_processes import eventually
@@ -21,17 +24,23 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.spark.reading.batch_reader import columns_of_stream
 from receiver_runtime.block_store.frames.columns import fingerprint_of
+from receiver_runtime.sources.records.registry import parse_records
+from receiver_runtime.sources.source import SourceError
+from receiver_runtime.sources.source_registry import parse_source
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
+from tracker_store.schema.declarations import StreamDeclaration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from receiver_runtime.sources.records.declared import Records
 
 LINES = b"""{"item": "tea", "pieces": 2, "at": "2026-01-02T03:04:05.5+01:00", "more": [1]}
 {"item": "cup", "pieces": "two"}
@@ -39,37 +48,81 @@ LINES = b"""{"item": "tea", "pieces": 2, "at": "2026-01-02T03:04:05.5+01:00", "m
 """
 
 
-def test_dagster_shows_the_columns_of_a_typed_stream() -> None:
+def test_dagster_shows_the_columns_of_a_typed_stream(tmp_path: Path) -> None:
     orders = Stream("orders", Http(listen="127.0.0.1:0"), records=Json("item STRING, at ARRAY<TIMESTAMP>"))
-    schema = stream_asset(orders).metadata["dagster/column_schema"]
+    pipeline = Pipeline("sales", interval="1h")
+    pipeline.output(inputs=[orders], sink=ParquetSink(tmp_path), name="all")(lambda orders: orders)
+    definitions = build_definitions(pipeline)
+    dg.Definitions.validate_loadable(definitions)
+    metadata = definitions.get_repository_def().asset_graph.get(stream_asset(orders).key).metadata
+    schema = TableMetadataSet.extract(metadata).column_schema
+    assert schema is not None
     shown = {column.name: column.type for column in schema.columns}
     assert (shown["item"], shown["at"], shown["_id"]) == ("STRING", "ARRAY<TIMESTAMP>", "STRING")
 
 
-def test_a_column_may_be_added_and_not_become_another(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
-    def pipeline(ddl: str) -> Pipeline:
+def begin(connection: sa.Connection, database_url: str) -> None:
+    """Register the columns of the stream as its receiver does when it begins."""
+    [placement] = placements(connection)
+    columns = columns_of_stream(database_url, "orders")
+    register_schema(connection, receiver_id=placement.receiver_id, fingerprint=fingerprint_of(columns), columns=columns)
+
+
+def test_a_column_may_be_added_and_neither_become_another_nor_go(
+    engine: sa.Engine, database_url: str, tmp_path: Path
+) -> None:
+    def pipeline(records: Records | None) -> Pipeline:
         made = Pipeline("sales", interval="1h")
-        orders = Stream("orders", Http(listen="127.0.0.1:0"), records=Json(ddl))
+        orders = Stream("orders", Http(listen="127.0.0.1:0"), records=records)
         made.output(inputs=[orders], sink=ParquetSink(tmp_path), name="all")(lambda orders: orders)
         return made
 
+    def names() -> list[str]:
+        return [name for name, _ in columns_of_stream(database_url, "orders")]
+
     with connect(engine) as connection:
-        apply(connection, [pipeline("item STRING, pieces INT")])
-        # Before its first receiver, a mistake can be corrected.
-        apply(connection, [pipeline("item STRING, pieces BIGINT")])
-        assert columns_of_stream(database_url, "orders")[:2] == (("item", "string"), ("pieces", "int64"))
-        [placement] = placements(connection)
-        columns = columns_of_stream(database_url, "orders")
-        register_schema(
-            connection, receiver_id=placement.receiver_id, fingerprint=fingerprint_of(columns), columns=columns
-        )
-        apply(connection, [pipeline("price DOUBLE, item STRING")])
-        for ddl in ("pieces DOUBLE", "Pieces BIGINT"):
-            with pytest.raises(DeclarationError, match="the stream has pieces as int64"):
-                apply(connection, [pipeline(ddl)])
-    names = [name for name, _ in columns_of_stream(database_url, "orders")]
-    assert names[:2] == ["item", "pieces"]
-    assert names[-1] == "price"
+        apply(connection, [pipeline(None)])
+        begin(connection, database_url)
+        untyped = names()
+        # Before a receiver has begun with them, a mistake can be corrected.
+        apply(connection, [pipeline(Json("item STRING, peices INT"))])
+        apply(connection, [pipeline(Json("item STRING, pieces BIGINT, place STRUCT<city: STRING>"))])
+        assert names()[: len(untyped) + 3] == [*untyped, "item", "pieces", "place"]
+        begin(connection, database_url)
+        for ddl, said in {
+            "pieces DOUBLE": "pieces DOUBLE is pieces BIGINT in the stream; item STRING is left out; place STRUCT",
+            "item STRING, Pieces BIGINT, place STRUCT<city: STRING>": "Pieces BIGINT is pieces BIGINT in the stream",
+            "item STRING, pieces BIGINT": "place STRUCT<city: STRING> is left out. ",
+            "item STRING, pieces BIGINT, place STRUCT<city: STRING, zip: STRING>": "is place STRUCT<city: STRING> in",
+            # A column of the source, from before its records were parsed.
+            "item STRING, pieces BIGINT, place STRUCT<city: STRING>, body STRING": "body STRING is body BINARY in",
+        }.items():
+            with pytest.raises(DeclarationError, match=r"stream 'orders': .*declare a new stream") as refused:
+                apply(connection, [pipeline(Json(ddl))])
+            assert said in str(refused.value)
+        # In another order, one more, and those that no record may lack.
+        kept = "price DOUBLE, place STRUCT<city: STRING> NOT NULL, pieces BIGINT NOT NULL, item STRING"
+        apply(connection, [pipeline(Json(kept))])
+        begin(connection, database_url)
+        apply(connection, [pipeline(Json(kept.replace(" NOT NULL", ""), raw=True))])
+        begin(connection, database_url)
+        apply(connection, [pipeline(Json(kept))])
+        apply(connection, [pipeline(None)])
+        with pytest.raises(DeclarationError, match="price INT is price DOUBLE in the stream"):
+            apply(connection, [pipeline(Json("price INT"))])
+        assert names().count("_raw") == 1
+
+
+def test_a_version_without_typed_streams_refuses_one_and_does_not_store_it_as_it_came() -> None:
+    stream = Stream("orders", Http(listen="127.0.0.1:0"), records=Json("item STRING"))
+    stored = stream.declaration()
+    # Such a version gives all of a source's fields to its kind.
+    with pytest.raises(SourceError, match=r"stream\.records: http has no such field"):
+        parse_source(stored["source"])
+    declared = StreamDeclaration.of(stored)
+    assert parse_source(declared.source) == stream.source
+    assert declared.records is not None
+    assert parse_records(declared.records) == stream.records
 
 
 @pytest.mark.spark

@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 from forebay import Stream
 from forebay_contrib.mqtt.declaration import Mqtt
 from forebay_contrib.nats.declaration import NatsJetStream
+from forebay_contrib.opentelemetry.declaration import OtlpLogs, OtlpMetrics, OtlpTraces
 from forebay_contrib.redis.declaration import RedisStreams
 from forebay_contrib.zeromq.declaration import ZeroMQ
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
@@ -37,10 +38,18 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize(
     ("page", "declared"),
     [
-        ("files.md", [{"logs": FollowedFiles}, {"orders": FileLines, "scans": WholeFiles}]),
+        (
+            "files.md",
+            [
+                {"logs": FollowedFiles},
+                {"orders": FileLines, "scans": WholeFiles},
+                {"traces": FollowedFiles, "events": FollowedFiles},
+            ],
+        ),
         ("kafka.md", [{"orders": Kafka}, {"clicks": Kafka}, {"payments": Kafka}]),
         ("mqtt", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
         ("nats", [{"orders": NatsJetStream}]),
+        ("opentelemetry", [{"logs": OtlpLogs, "traces": OtlpTraces, "metrics": OtlpMetrics}]),
         ("redis", [{"orders": RedisStreams}]),
         ("zeromq", [{"prices": ZeroMQ}, {"jobs": ZeroMQ}]),
     ],
@@ -63,6 +72,7 @@ def test_the_declarations_are_valid(page: str, declared: list[dict[str, type[Sou
         ("kafka.md", 0, Kafka),
         ("mqtt", 0, Mqtt),
         ("nats", 0, NatsJetStream),
+        ("opentelemetry", 0, OtlpLogs),
         ("redis", 0, RedisStreams),
         ("zeromq", 0, ZeroMQ),
     ],
@@ -81,8 +91,8 @@ def test_the_table_matches_the_fields(page: str, table: int, source: type[Source
     }
 
 
-def test_whole_files_have_the_same_fields_except_encoding() -> None:
-    assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"binary_lines", "encoding"}
+def test_whole_files_have_the_same_fields_except_those_of_lines() -> None:
+    assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"binary_lines", "encoding", "multiline"}
     assert WholeFiles.model_fields["max_record_bytes"].default == 16 * 2**20
 
 

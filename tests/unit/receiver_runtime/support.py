@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tracker_store.blocks.blocks import Position
     from tracker_store.blocks.dead_letters import StoredDeadLetter
     from tracker_store.blocks.segments import CodecSum
+    from tracker_store.blocks.source_positions import Peer
 
 DEADLINE_SECONDS = 60.0
 
@@ -204,6 +205,10 @@ class MemoryDriverLog(ReceiverDriverLog):
     def all_of(self, source: str) -> Mapping[str, Position]:
         assert self._positions is not None
         return self._positions.all_of(source)
+
+    def peers(self) -> Sequence[Peer]:
+        assert self._positions is not None
+        return self._positions.peers()
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
         assert self._log is not None

@@ -1,8 +1,9 @@
-r"""`forebay dead-letters replay`: send dead letters again to their source's own parser, or save them to a file.
+r"""`forebay dead-letters replay`: have dead letters parsed again, send them to their source's parser, or save them.
 
-A row is marked before its bytes leave, so a row that was sent, or may have been, is not sent a second time unless
-that is asked for. Only a source of text that listens can be sent to: all else about a record (its path, key, topic,
-headers) is not in its dead letter. It never stores a record itself, and corrects nothing.
+The receiver of a typed stream parses what did not fit again, when it starts (``letter_replay``). Else, only a source of
+text that listens can be sent to: all else about a record (its path, key, topic, headers) is not in its dead letter. A
+row is marked before its bytes leave, so a row that was sent, or may have been, is not sent a second time unless that is
+asked for. It never stores a record itself, and corrects nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from forebay.cli.commands.records.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
+from forebay.cli.commands.records.letters_parsed_again import LettersToParse, parse_again
+from forebay.cli.commands.records.stored_letters import (
+    APPLICATION,
+    SHOWN_BYTES,
+    as_text,
+    read_letters,
+    stream_reader,
+)
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import CommandError
@@ -76,10 +84,12 @@ def replay(
 ) -> None:
     """Send dead letters in again, after the cause was fixed, or write them to a file.
 
-    The bytes go to the receiver of their stream, as they were received, and through its own parser: a record that is
-    still bad becomes a new dead letter. That works for SocketText that listens without TLS. Of every other source, a
-    dead letter lacks what came with the record: write it with --to, correct it, and send it as any other record. Each
-    record in the file ends as one of its stream does; a part of a too long record is written as it is.
+    Records that did not fit a typed stream are parsed again by its receiver, which is restarted for that. Those that
+    fit by now are stored, each once; the others stay in their row. Columns that the source has beside the record are
+    null. Every other record goes to the receiver of its stream, as it was received, and through its own parser: one
+    that is still bad becomes a new dead letter. That works for SocketText that listens without TLS. Of every other
+    source, a dead letter lacks what came with the record: write it with --to, correct it, and send it as any other
+    record. Each record in the file ends as one of its stream does; a part of a too long record is written as it is.
 
     No row is sent twice: it is marked first, and refused the next time, unless you add --again. If the connection
     breaks meanwhile, it is unknown what was received, and the row stays marked.
@@ -99,12 +109,20 @@ def replay(
         raise typer.BadParameter(message)
     read = [read_letters(console, one) for one in dict.fromkeys(dead_letter_ids)]
     with driver_log(console, application_name=APPLICATION) as connection:
-        planned = [_planned(connection, row, records, to=to, address=address) for row, records in read]
+        parsed: list[LettersToParse] = []
+        planned = []
+        for row, records in read:
+            reader = None if to or address or _is_cut(row, records) else stream_reader(connection, row)
+            if reader is None:
+                planned.append(_planned(connection, row, records, to=to, address=address))
+            else:
+                parsed.append(LettersToParse.of(row, records, reader))
         if not again:
-            for letters, _ in planned:
-                _refuse_replayed(letters.row)
+            for row, _ in read:
+                _refuse_replayed(row)
         with _opened("" if dry_run else to) as file:
             done = [_replayed(connection, console, *one, file=file, again=again, dry_run=dry_run) for one in planned]
+        done += parse_again(connection, console, parsed, again=again, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps({"dead_letters": done, "dry_run": dry_run}))
 
@@ -127,9 +145,7 @@ def _planned(
         raise CommandError(message)
     source = _source(connection, row)
     terminator = source.delimiter_bytes if isinstance(source, SocketText) else b"\n"
-    # `aside` in receiver_runtime/receivers/framing.py cuts them, and each has a row of its own.
-    is_cut = len(records) == 1 and row.dropped_bytes > 0 and row.bytes >= LETTER_BYTES
-    is_whole = row.reason in _WHOLE and not is_cut
+    is_whole = row.reason in _WHOLE and not _is_cut(row, records)
     letters = _Letters(row, records, terminator if is_whole else b"")
     if to:
         return letters, "standard output" if to == _STDOUT else to
@@ -143,6 +159,11 @@ def _planned(
         message = f"Dead letter {row.id} is of {row.stream}, which is no SocketText that listens without TLS: {instead}"
         raise CommandError(message)
     return letters, address or _address(connection, row, source.listen)
+
+
+def _is_cut(row: DeadLetterRow, records: Sequence[bytes]) -> bool:
+    # `aside` in receiver_runtime/receivers/framing.py cuts them, and each has a row of its own.
+    return len(records) == 1 and row.dropped_bytes > 0 and row.bytes >= LETTER_BYTES
 
 
 def _source(connection: sa.Connection, row: DeadLetterRow) -> Source | None:

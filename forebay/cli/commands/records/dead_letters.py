@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.commands.records.dead_letter_replay import replay
-from forebay.cli.commands.records.stored_letters import APPLICATION, SHOWN_BYTES, as_text, read_letters
+from forebay.cli.commands.records.stored_letters import (
+    APPLICATION,
+    SHOWN_BYTES,
+    as_text,
+    read_letters,
+    stream_reader,
+    whys,
+)
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.tables import print_table
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from tracker_store.blocks.dead_letters import newest_dead_letters, sum_dead_letters
+from tracker_store.host.terminal_text import escaped
 from tracker_store.receivers.receivers import receivers_named
 
 if TYPE_CHECKING:
@@ -95,7 +103,8 @@ def show(
 ) -> None:
     r"""Show the records of a row as text: bytes that are none, and control characters, are shown as escapes.
 
-    JSON has the bytes in base64. `forebay blocks dead-letter ID --to FILE` saves them as they were received.
+    Below a record of a typed stream is why it does not fit, and where, or that it fits by now, as the stream is
+    declared. JSON has the bytes in base64. `forebay blocks dead-letter ID --to FILE` saves them as they were received.
 
     For example:
 
@@ -108,8 +117,18 @@ def show(
         console.print(f"Dead letter {dead_letter_id} has {len(letters)} records, there is no {letter}.")
         raise typer.Exit(1)
     chosen = list(enumerate(letters, start=1)) if letter is None else [(letter, letters[letter - 1])]
+    with driver_log(console, application_name=APPLICATION) as connection:
+        reader = stream_reader(connection, row)
+    parsed = None if reader is None else whys(reader, [data for _, data in chosen])
     if as_json:
-        shown = [{"letter": number, "base64": b64encode(data).decode()} for number, data in chosen]
+        shown = [
+            {
+                "letter": number,
+                "base64": b64encode(data).decode(),
+                **({} if parsed is None else {"fits": parsed[place] is None, "why": parsed[place]}),
+            }
+            for place, (number, data) in enumerate(chosen)
+        ]
         typer.echo(json.dumps({**_plain(asdict(row)), "records": shown}))
         return
     console.print(
@@ -119,8 +138,18 @@ def show(
     )
     if row.replayed_at is not None:
         console.print(f"Replayed at {row.replayed_at:%Y-%m-%d %H:%M:%S} UTC, to {row.replayed_to}", markup=False)
-    for number, data in chosen:
+    if row.left_records:
+        console.print(f"Parsed again: {len(row.left_records):,} of the records did not fit, and are left here")
+    for place, (number, data) in enumerate(chosen):
         typer.echo(f"{number}: {as_text(data, most=None if everything else SHOWN_BYTES)}")
+        if parsed is not None:
+            typer.echo(f"   {_verdict(row, number, parsed[place])}")
+
+
+def _verdict(row: DeadLetterRow, number: int, why: str | None) -> str:
+    if row.left_records is not None and number not in row.left_records:
+        return "it is in a block"
+    return "it fits by now: forebay dead-letters replay stores it" if why is None else escaped(why)
 
 
 def _receiver(name: str | None) -> tuple[str | None, int | None]:

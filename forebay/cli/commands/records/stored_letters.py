@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import typer
 
 from forebay.cli.instance.database import driver_log
@@ -11,15 +12,25 @@ from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import BlockStoreError
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.reading import letters_of
+from receiver_runtime.record_formats.record_reader import RecordReader
+from receiver_runtime.sources.records.registry import RecordsError, parse_records
 from tracker_store.blocks.dead_letters import find_dead_letter, read_dead_letter_row
 from tracker_store.host.terminal_text import escaped
+from tracker_store.receivers.receivers import NoSuchReceiverError, get_receiver
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import sqlalchemy as sa
+
     from forebay.cli.terminal.console import Console
     from tracker_store.blocks.dead_letters import DeadLetterRow
 
 APPLICATION = "forebay dead-letters"
+#: Reasons with which a typed stream puts a whole record aside.
+_PARSED = frozenset({DeadLetterReason.DOES_NOT_FIT.label, DeadLetterReason.UNPARSABLE.label})
 SHOWN_BYTES = 2_000  # bytes of a letter that are shown; `--all` of `show` shows all
 
 
@@ -40,6 +51,34 @@ def read_letters(console: Console, dead_letter_id: int) -> tuple[DeadLetterRow, 
         except (BlockStoreError, OSError) as error:
             console.print(str(error), style="bold red", markup=False)
             raise typer.Exit(1) from error
+
+
+def stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader | None:
+    """Return what parses a row's records, as its stream is declared now; None where nothing parses them.
+
+    A record of another stream than a typed one was put aside by its source, and one with another reason is no whole
+    record, or not the record alone.
+    """
+    if row.reason not in _PARSED:
+        return None
+    try:
+        declared = get_receiver(connection, row.receiver_id).records
+        records = None if declared is None else parse_records(declared)
+    except (NoSuchReceiverError, RecordsError):
+        return None
+    if records is None:
+        return None
+    reader = records.load_reader()(records)
+    assert isinstance(reader, RecordReader)
+    return reader
+
+
+def whys(reader: RecordReader, records: Sequence[bytes]) -> list[str | None]:
+    """Return for each record why it does not fit; None: it fits by now."""
+    found: list[str | None] = [None] * len(records)
+    for fault in reader.read(pa.array(records, pa.binary())).faults:
+        found[fault.row] = fault.why
+    return found
 
 
 def as_text(data: bytes, *, most: int | None) -> str:

@@ -109,10 +109,12 @@ class PieceReader:
 
     def __init__(self, settings: FollowedFiles, open_files: OpenFiles, schedule: LookSchedule, clock: Clock) -> None:
         self._complete_after = settings.complete_after
+        self._open_for = None if settings.multiline is None else settings.multiline.timeout
         self._lines = LineReader(
             encoding=settings.encoding,
             max_record_bytes=settings.max_record_bytes,
             checks_text=not settings.binary_lines,
+            multiline=settings.multiline,
         )
         self._open = open_files
         self._schedule = schedule
@@ -135,7 +137,11 @@ class PieceReader:
             return False
         if not file.is_present:
             return file.key is not None and self._open.plain(reading.name) is not None
-        return file.waits_at != file.size or file.is_complete(now, self._complete_after)
+        return (
+            file.waits_at != file.size
+            or file.is_complete(now, self._complete_after)
+            or file.is_overdue(reading.position, now, self._open_for)
+        )
 
     def read(self, file: FollowedFile, reading: Reading, limits: Limits) -> FilePiece | None:
         """Return a file's next piece, or None where there is none. Raises OSError, and ContentReplacedError."""
@@ -154,6 +160,7 @@ class PieceReader:
                 raise ContentReplacedError
             return None
         file.waits_at = file.size if part.waits else -1
+        file.note_open_record(reading.position if part.is_open else None, self._clock.monotonic())
         if reading.position == at:
             return FilePiece(part if part.batch is not None or part.letters or part.more else None, None)
         begin = max(0, reading.position - _TAIL_BYTES)
@@ -161,6 +168,7 @@ class PieceReader:
         return FilePiece(part, content.read)
 
     def _next_lines(self, file: FollowedFile, reading: Reading, content: LocalFile, limits: Limits) -> Part:
+        now = self._clock.monotonic()
         return self._lines.read(
             reading,
             content,
@@ -168,7 +176,8 @@ class PieceReader:
             path=file.path,
             modified_ms=content.stat.st_mtime_ns // 10**6,
             ends=file.gone_since is not None,
-            completes=file.is_complete(self._clock.monotonic(), self._complete_after),
+            completes=file.is_complete(now, self._complete_after),
+            closes=file.is_overdue(reading.position, now, self._open_for),
         )
 
     def _content_of(self, file: FollowedFile, reading: Reading) -> LocalFile | None:

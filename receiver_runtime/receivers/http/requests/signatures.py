@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote_to_bytes
 
+from receiver_runtime.receivers.http.requests.protocol import CheckedRequest, RequestCheck
 from receiver_runtime.receivers.http.requests.pushed import header, media_type
 from receiver_runtime.receivers.http.requests.refusals import RefusedError, refusal
 from receiver_runtime.sources.fields.hmac_signature import IN_HEADER, IN_SIGNATURE, PART
@@ -35,7 +36,7 @@ _SEPARATED = bytes.maketrans(b"&=+", _AND + _IS + b" ")
 _LONGEST_TIMESTAMP = 12  # digits of seconds since 1970
 
 
-class SignatureCheck:
+class SignatureCheck(RequestCheck):
     """Check requests; see the module. Safe from any thread.
 
     Raises:
@@ -62,12 +63,7 @@ class SignatureCheck:
         ]
 
     def begin(self, headers: Headers, query: bytes) -> SignedRequest:
-        """Return what is left to check when the body is there.
-
-        Raises:
-            PushRefusedError: a header came twice.
-            RefusedError: 401, the head alone shows that the signature is missing or too old.
-        """
+        """See ``RequestCheck``."""
         name = self._declared.header
         given = header(headers, self._header)
         if not given:
@@ -116,7 +112,7 @@ class SignatureCheck:
         return b"%s?%s" % (url, query) if query else url
 
 
-class SignedRequest:
+class SignedRequest(CheckedRequest):
     """Hold one request's signatures, and what is signed except its body."""
 
     __slots__ = ("_declared", "_headers", "_keyed", "_pieces", "_query", "_signatures")
@@ -138,11 +134,7 @@ class SignedRequest:
         self._query = query
 
     def check(self, body: bytes) -> None:
-        """Check the body as it was received.
-
-        Raises:
-            RefusedError: 401, no signature is good for it.
-        """
+        """See ``CheckedRequest``."""
         is_hex = self._declared.encoding == "hex"
         given = [(one.lower() if is_hex else one).encode("latin-1") for one in self._signatures]
         pieces = [piece if isinstance(piece, bytes) else self._part(piece, body) for piece in self._pieces]

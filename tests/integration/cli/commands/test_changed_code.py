@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay import ConsoleSink, Pipeline, Stream
+from forebay import ConsoleSink, DeclarationError, Pipeline, Stream
 from forebay.cli.checks import code_change, code_watch, source_checks
 from forebay.cli.checks.code_change import CodeAnswer, Outcome, Request, put_in_force
 from forebay.cli.checks.code_watch import OTHER, REMOVED, CodeWatch
@@ -34,6 +34,7 @@ from tests.support.polling import eventually
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import get_pipeline, list_pipelines, remove_pipeline
 from tracker_store.batches.streams import remove_stream
+from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import SharedPlaceError, sentence
 from tracker_store.host.code_in_force import CODE_VARIABLE
@@ -283,6 +284,38 @@ def test_what_waits_says_also_why_apply_would_refuse_it(
             refuse(connection, after)
     moved = "output words.more writes to another place."
     assert (result.outcome, result.why) == (Outcome.WAITS, f"{moved} {refused.value}")
+
+
+def test_records_that_leave_a_column_out_are_refused_and_what_runs_goes_on(
+    engine: sa.Engine, home: Path, project: Path, loaded: Callable[[], list[Pipeline]]
+) -> None:
+    untyped = loaded()
+    edit(project, ("from forebay.sources", "from forebay.records import Json\nfrom forebay.sources"))
+    edit(project, (SOCKET, f'{SOCKET}, records=Json("item STRING, pieces BIGINT", raw=True)'))
+    before = loaded()
+    copies = first_in_force(home)
+    first = copies.in_force()
+    request = Request(compatibility.declared(before), agreed=False)
+    with connect(engine) as connection:
+        apply(connection, untyped)
+        waits = put_in_force(connection, copies, before, Request(compatibility.declared(untyped), agreed=False))
+        assert (waits.outcome, "'lines' are parsed: new rows have item, pieces" in waits.why) == (Outcome.WAITS, True)
+        apply(connection, before)
+        [receiver] = [one.receiver_id for one in placements(connection) if one.stream_name == "lines"]
+        columns = (("item", "string"), ("pieces", "int64"), ("_raw", "string"))
+        register_schema(connection, receiver_id=receiver, fingerprint="f", columns=columns)
+        for ddl, said in {
+            "item STRING": "pieces BIGINT is left out",
+            "item DATE, pieces BIGINT": "item DATE is item",
+        }.items():
+            edit(project, ("item STRING, pieces BIGINT", ddl))
+            with pytest.raises(DeclarationError, match=said):
+                put_in_force(connection, copies, loaded(), request)
+            edit(project, (ddl, "item STRING, pieces BIGINT"))
+        assert difference(connection, before) == []
+        assert copies.in_force() == first
+        edit(project, ("pieces BIGINT", "pieces BIGINT NOT NULL, price DOUBLE"))
+        assert put_in_force(connection, copies, loaded(), request).outcome is Outcome.IN_FORCE
 
 
 def test_a_listener_that_moves_to_a_taken_port_is_looked_at_again(

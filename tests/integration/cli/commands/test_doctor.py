@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,8 @@ from forebay.cli.commands.doctor import doctor, examine
 from forebay.cli.services.supervisor import Supervisor
 from forebay.testing.postgres import PostgresProcess
 from orchestration.declarations.settings import Settings
+from receiver_runtime.sources.records.json_records import Json
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.log import NOON, make_log
 from tests.support.machine.held_ports import held_port
 from tests.support.receivers.block_keys import key_id, new_key
@@ -30,6 +33,7 @@ from tracker_store.batches.pipelines import apply_stream
 from tracker_store.connection.commit_settings import commit_settings
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.install import migrate
+from tracker_store.schema.declarations import RECORDS_FIELD
 from tracker_store.server.data_directory import EmbeddedPostgresError
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 
@@ -131,7 +135,7 @@ def test_a_driver_log_of_an_older_release_is_reported(
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     finding = _finding("driver log")
     assert finding.health is Health.WARNING
-    assert finding.found == f"at revision 0001, this code expects {version_after}"
+    assert re.fullmatch(rf"at revision \d+, this code expects {version_after}", finding.found)
     assert finding.way_out == "`forebay up` migrates it, and so does `forebay db upgrade`."
 
 
@@ -277,6 +281,24 @@ def test_a_clock_that_is_not_the_databases_is_reported(database_url: str, monkey
         assert found.health is Health.WARNING
         assert said.split(" s ")[1] in found.found
         assert "time server" in found.way_out
+
+
+def test_a_kind_of_records_that_this_environment_lacks_is_named(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Json("item STRING NOT NULL").model_dump(mode="json")
+    declaration = {"source": {"kind": "http", RECORDS_FIELD: records}}
+    engine = create_engine(database_url, application_name="tests", pool_size=1)
+    with connect(engine) as connection:
+        apply_stream(connection, name="orders", declaration=declaration, receivers=1)
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    found = _finding("stream orders")
+    assert (found.health, found.found) == (Health.OK, "json records: item STRING NOT NULL")
+    with connect(engine) as connection:
+        declare_records(connection, Json("item STRING").model_copy(update={"kind": "odd"}))
+    engine.dispose()
+    found = _finding("stream orders")
+    assert (found.health, "'odd' is no kind of records" in found.found) == (Health.FAILED, True)
 
 
 def test_an_extra_that_a_declared_stream_needs_is_named(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,11 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from forebay.cli.terminal import confirmation
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.sources.records.json_records import Json
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.stored_letters import Letters
 from tracker_store.batches.pipeline_states import stop_pipelines
 from tracker_store.batches.pipelines import apply_stream, remove_pipeline
 from tracker_store.batches.readers import attach_reader, remove_reader
@@ -59,6 +63,21 @@ def test_each_stream_with_what_reads_it_and_what_it_stores(log: Log) -> None:
     assert row["retention"] == timedelta(days=7).total_seconds()
     assert said(forebay("streams")) == said(forebay("streams", "list"))
     assert "query (reader)" in said(forebay("streams"))
+
+
+def test_a_typed_stream_shows_its_columns_and_what_did_not_fit(log: Log, tmp_path: Path) -> None:
+    declare_records(log.connection, Json("item STRING NOT NULL, pieces BIGINT"))
+    letters = Letters(log.connection, str(tmp_path / "blocks"), log.receiver_ids[1])
+    letters.add(DeadLetterReason.DOES_NOT_FIT, [b"{}", b"[]"], dropped=1)
+    letters.close()
+    log.add_at(log.receiver_ids[0], NOON, NOON)
+    [row] = json.loads(forebay("streams", "--json").stdout)["streams"]
+    assert row["columns"] == [
+        {"name": "item", "type": "STRING", "nullable": False},
+        {"name": "pieces", "type": "BIGINT", "nullable": True},
+    ]
+    assert (row["stored_records"], row["dead_letters"]) == (20, 3)
+    assert "lines: item STRING NOT NULL, pieces BIGINT" in said(forebay("streams"))
 
 
 def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

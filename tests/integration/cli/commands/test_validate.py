@@ -371,6 +371,21 @@ def test_what_apply_would_change_or_refuse_is_told(
         assert said == "column value is string, and the stream has Value as int64 since version 1"
 
 
+def test_a_typed_stream_shows_its_columns_which_are_not_those_of_its_source(
+    module: Callable[[str], str], home: Path, engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    # The column `id` of Http is a STRING.
+    declared = "Http(listen='127.0.0.1:0'), records=Json('id BIGINT NOT NULL, tags ARRAY<STRING>')"
+    path = module("from forebay.records import Json\n" + textwrap.dedent(one_stream(declared, home)))
+    with connect(engine) as connection:
+        apply(connection, load_pipelines(path))
+        [receiver] = placements(connection)
+        register_schema(connection, receiver_id=receiver.receiver_id, fingerprint="1", columns=[("id", "int64")])
+    said = about(findings(path, well=True), "stream lines")
+    assert ("ok", "json records: id BIGINT NOT NULL, tags ARRAY<STRING>") in said
+
+
 def test_a_driver_log_that_does_not_answer_fails(
     module: Callable[[str], str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
 from forebay import ConsoleSink, Pipeline, Stream
+from forebay.records import Json
 from forebay.sources import SocketText
-from orchestration.declarations.compatibility import declared, declared_changes
+from orchestration.declarations.compatibility import declared, declared_changes, needs_a_person
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from receiver_runtime.sources.records.declared import Records
 
 
 def words(*outputs: str, port: int = 1, interval: str = "10s", max_attempts: int = 3) -> Pipeline:
@@ -41,4 +51,35 @@ def test_a_stream_that_is_renamed_is_not_told_as_new() -> None:
         "lines is renamed to rows",
         "words: outputs.counts.inputs",
         "words: streams",
+    ]
+
+
+def orders(records: Records | None) -> Mapping[str, Any]:
+    pipeline = Pipeline("sales", interval="10s")
+    stream = Stream("orders", SocketText(host="h", port=1), records=records)
+    pipeline.output(inputs=[stream], sink=ConsoleSink(), name="all")(lambda frame: frame)
+    return declared([pipeline])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (None, Json("item STRING"), "parsed: new rows have item, the source's other columns"),
+        (Json("a INT, b INT"), None, "not parsed any more: new rows have null in a, b"),
+        (Json("a INT", raw=True), Json("a INT"), "not kept any more: new rows have null in _raw"),
+        (Json("a INT"), Json("a INT", raw=True), ""),
+        (Json("a INT"), Json("b INT, a INT NOT NULL"), ""),
+        (None, None, ""),
+    ],
+)
+def test_a_person_decides_what_empties_columns(before: Records | None, after: Records | None, said: str) -> None:
+    found = needs_a_person(orders(before), orders(after), {})
+    assert [line.removeprefix("records of stream 'orders' are ")[: len(said)] for line in found] == (
+        [said] if said else []
+    )
+
+
+def test_records_are_told_as_they_are_declared() -> None:
+    assert declared_changes(orders(Json("a INT")), orders(Json("a INT", raw=True))) == [
+        "orders: records.raw False → True"
     ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_path.block_handler import EncodedBlock
 from receiver_runtime.block_path.block_pusher import BlockPusher
+from receiver_runtime.block_store.frames.payload import decode_batches, encode_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +15,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from receiver_runtime.block_path.block import Block
-    from receiver_runtime.block_path.block_handler import EncodedBlock
+
+
+def batches_of(block: Block) -> list[pa.RecordBatch]:
+    """Return the batches of a block that a `RecordingPusher` encoded."""
+    assert block.encoded is not None
+    return list(decode_batches(block.encoded.payload[0]))
 
 
 class RecordingPusher(BlockPusher):
@@ -35,8 +42,8 @@ class RecordingPusher(BlockPusher):
     def choose_codec(self, block: Block) -> None:
         self.generated.append(block.number)
 
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
-        return None
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        return EncodedBlock([encode_batches(batches[0].schema, batches)], sum(batch.num_rows for batch in batches))
 
     def push(self, block: Block) -> None:
         self.begun += 1
@@ -63,7 +70,9 @@ class RecordingPusher(BlockPusher):
     @property
     def values(self) -> list[list[str]]:
         """The values that are pushed, by block."""
-        return [[value for batch in block.batches for value in batch.column(0).to_pylist()] for block in self.pushed]
+        return [
+            [value for batch in batches_of(block) for value in batch.column(0).to_pylist()] for block in self.pushed
+        ]
 
     @property
     def all_values(self) -> list[str]:

@@ -16,13 +16,14 @@ from receiver_runtime.block_path.generator_state import TRANSITIONS, GeneratorSt
 from receiver_runtime.block_path.load.rate_limiter import RateLimiter
 from receiver_runtime.block_path.records import RecordTypeError
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
-from tests.unit.receiver_runtime.block_path.recording_pusher import RecordingPusher
+from tests.unit.receiver_runtime.block_path.recording_pusher import RecordingPusher, batches_of
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from receiver_runtime.block_path.block import Block
+    from receiver_runtime.block_path.block_handler import EncodedBlock
     from receiver_runtime.watching.clock import Clock
 
 SCHEMA = pa.schema([("value", pa.string())])
@@ -307,7 +308,13 @@ def test_b07_the_pause_between_tries_grows() -> None:
 
 
 def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
-    pusher = RecordingPusher()
+    class Unencoding(RecordingPusher):
+        """Encodes nothing ahead, so that blocks are held as large as they were added."""
+
+        def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+            raise MemoryError(f"no room for {len(batches)} batches")
+
+    pusher = Unencoding()
     pusher.gate.clear()
     chunk = batch(*["x" * 100] * 10)
     added = [0]
@@ -406,7 +413,7 @@ def test_small_chunks_become_one_batch_and_large_ones_are_not_copied() -> None:
         for _ in range(3):
             made.add_multiple_data(large)
         made.stop()
-    assert [len(block.batches) for block in pusher.pushed] == [1, 3]
+    assert [len(batches_of(block)) for block in pusher.pushed] == [1, 3]
 
 
 def test_every_record_needs_a_permit_of_the_limiter() -> None:

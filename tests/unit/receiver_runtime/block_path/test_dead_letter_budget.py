@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.block_path.block_handler import DeadLetter
-from receiver_runtime.block_path.dead_letter_budget import MOST_BYTES, MOST_LETTERS, WINDOW, DeadLetterBudget
+from receiver_runtime.block_path.dead_letters.dead_letter_budget import (
+    MOST_BYTES,
+    MOST_LETTERS,
+    WINDOW,
+    DeadLetterBudget,
+)
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from tests.unit.receiver_runtime.rig import HandReceiver, running
 from tests.unit.receiver_runtime.support import ManualClock

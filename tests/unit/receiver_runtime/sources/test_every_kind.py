@@ -8,18 +8,21 @@ import sys
 import tomllib
 from importlib.metadata import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pytest
 from typer.testing import CliRunner
 
 import forebay.cli.checks.extras
 import forebay.sources
-from forebay import Stream
+from forebay import DeclarationError, Stream
 from forebay.cli.main import app
 from receiver_runtime.block_path.records import schema_of
+from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.process.receiver_registry import make_receiver
-from receiver_runtime.sources.source import SourceRule
+from receiver_runtime.record_formats.typed_rows import TypedRows
+from receiver_runtime.sources.records.json_records import Json
+from receiver_runtime.sources.source import Source, SourceRule
 from receiver_runtime.sources.source_registry import parse_source, source_class, source_kinds
 from tests.support.commands.run_program import run_program
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
@@ -92,7 +95,44 @@ def test_each_registered_kind_is_in_these_tests_and_everywhere_else() -> None:
     assert {"confluent_kafka", "opentelemetry", "paho", "pika", "zmq"} <= CLIENTS
     [ours] = [asked for asked in PROJECT["dependency-groups"]["dev"] if asked.startswith("forebay[")]
     assert set(re.findall(r"[\w-]+", ours)) >= EXTRAS
-    assert set(dir(forebay.sources)) == {source.__name__ for source in KINDS.values()} | {"Tls"}
+    assert set(dir(forebay.sources)) == {source.__name__ for source in KINDS.values()} | {"Multiline", "Tls"}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_each_kind_says_what_a_typed_stream_parses_or_why_nothing(kind: str) -> None:
+    source = parse_source({"kind": kind, **LEAST[kind]})
+    own = {name for declared in type(source).__mro__ if declared is not Source for name in vars(declared)}
+    said = own & {"record_column", "no_record"}
+    assert len(said) == 1, f"set record_column in the declaration of {kind}, or no_record"
+    records = Json("item STRING NOT NULL", raw=True)
+    if not source.columns:
+        # The receiver's class says both.
+        assert Stream("s", source, records=records).records == records
+    elif said == {"record_column"}:
+        assert dict(source.columns)[source.record_column] in {"binary", "string"}
+        assert Stream("s", source, records=records).records == records
+        schema = TypedRows(records, arrow_schema(source.columns), source.record_column).schema
+        assert schema.names[0] == "item"
+        assert "_raw" in schema.names
+        assert len(schema.names) == len(set(schema.names))
+    else:
+        with pytest.raises(DeclarationError, match=rf"records=: {kind} has no column to parse: .*Leave out records="):
+            Stream("s", source, records=Json("item STRING"))
+
+
+def test_the_page_on_typed_streams_says_what_is_parsed_of_each_kind() -> None:
+    page = (ROOT / "docs/how-to/typed-streams.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|none: .*|what the class names .*) \|$", page, re.MULTILINE))
+    assert rows == {kind: source.record_column for kind, source in KINDS.items()}
+
+
+def test_a_kind_of_a_package_that_does_not_say_is_refused() -> None:
+    class Silent(Source):
+        columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "binary"),)
+        kind: Literal["silent"] = "silent"
+
+    with pytest.raises(DeclarationError, match="silent has no column to parse: its package names no record_column"):
+        Stream("s", Silent(), records=Json("item STRING"))
 
 
 def test_only_receivers_need_a_brokers_client() -> None:
@@ -171,7 +211,7 @@ def test_the_command_lists_kinds_columns_guarantees_and_extras() -> None:
     listed = {found["kind"]: found for found in json.loads(answer.stdout)["sources"] if found["receiver"] is None}
     assert set(listed) == set(KINDS)
     protocols = ["cloudevents", "elasticsearch", "event_grid", "hub_challenge", "loki", "opentelemetry", "prometheus"]
-    protocols += ["slack", "splunk_hec"]
+    protocols += ["slack", "sns", "splunk_hec"]
     assert listed["http"]["choices"] == {"protocols": protocols}
     for kind, source in KINDS.items():
         assert listed[kind]["columns"] == dict(source.columns)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import jsonschema_rs
+import pyarrow as pa
 import pytest
 
 from forebay import Stream
@@ -15,7 +17,9 @@ from forebay.cli.checks.source_checks import check_declaration
 from receiver_runtime.receivers.http.declaration import STREAM_PATH, Http
 from receiver_runtime.receivers.http.description import describe
 from receiver_runtime.receivers.http.routes import routes_of
+from receiver_runtime.record_formats.json_reader import JsonReader
 from receiver_runtime.sources.fields.hmac_signature import Hmac
+from receiver_runtime.sources.records.json_records import Json
 from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
@@ -25,6 +29,32 @@ if TYPE_CHECKING:
 def described(stream: str = "orders", **fields: Any) -> dict[str, Any]:  # noqa: ANN401  fields of the source
     source = Http(listen="127.0.0.1:0", **fields)
     return describe(source, stream, routes_of(source))
+
+
+def test_records_of_a_typed_stream_are_described_from_its_columns() -> None:
+    records = Json("item STRING NOT NULL, pieces INT, at TIMESTAMP, tags ARRAY<STRING>, to STRUCT<zip: DECIMAL(5, 0)>")
+    source = Http(listen="127.0.0.1:0")
+    document = describe(source, "orders", routes_of(source), records)
+    push = document["paths"]["/v1/orders"]["post"]
+    assert "422" in push["responses"]
+    assert "422" not in described()["paths"]["/v1/orders"]["post"]["responses"]
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    body = push["requestBody"]["content"]["application/json"]["schema"]
+    check = jsonschema_rs.validator_for({**body, "components": document["components"]})
+    reader = JsonReader(records)
+    for record, fits in (
+        ({"item": "a", "pieces": 2, "at": "2026-01-02T03:04:05Z", "tags": ["x", None], "to": {"zip": "1"}}, True),
+        ({"item": "a", "pieces": None, "more": 1}, True),
+        ({"pieces": 1}, False),
+        ({"item": None}, False),
+        ({"item": "a", "pieces": 2**31}, False),
+        ({"item": "a", "pieces": "1"}, False),
+        ({"item": "a", "tags": [1]}, False),
+        ({"item": "a", "to": {"zip": []}}, False),
+    ):
+        assert (record, not reader.read(pa.array([json.dumps(record).encode()], pa.binary())).faults) == (record, fits)
+        assert (record, check.is_valid(record), check.is_valid([record])) == (record, fits, fits)
 
 
 def references(part: object) -> Iterator[str]:
@@ -86,6 +116,7 @@ import sys
 sys.modules['opentelemetry'] = None
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.sources.records.json_records import Json
 from receiver_runtime.sources.source import SourceError
 make_receiver(Http(listen='127.0.0.1:0'))
 assert 'google.protobuf' not in sys.modules

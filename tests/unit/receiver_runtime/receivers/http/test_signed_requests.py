@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import hmac
@@ -13,8 +14,14 @@ import pytest
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.http.app import HttpApp
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.requests.records import Plain
+from receiver_runtime.receivers.http.requests.signatures import SignatureCheck
+from receiver_runtime.receivers.http.routes import routes_of
 from receiver_runtime.sources.fields.hmac_signature import Hmac
+from receiver_runtime.sources.fields.secret import Secret
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, listening
+from tests.unit.receiver_runtime.receivers.http.test_direct import Connection, request
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 
@@ -83,17 +90,13 @@ def test_requests_are_taken_if_they_are_signed_and_counted_if_not(tmp_path: Path
 
 def test_a_signed_request_needs_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HttpApp, "take", None)
-    body = b'{"id": "evt_1"}'
-    with listening(tmp_path, verify=_SIGNED, key_from="body:/id") as made:
-        for counts in (b'{"records":1,"duplicates":0}', b'{"records":0,"duplicates":1}'):
-            head = "".join(f"{name}: {value}\r\n" for name, value in signed(body).items())
-            # In one write, as only a request that comes whole is taken without a task.
-            request = (
-                f"POST /v1/orders HTTP/1.1\r\nHost: a\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-            )
-            answer = made.raw(request, to_the_end=False)
-            assert answer.startswith(b"HTTP/1.1 200 ")
-            assert answer.replace(b" ", b"").endswith(counts)
+    with listening(tmp_path, verify=_SIGNED, key_from="body:/id") as made, Connection(made) as connection:
+        for body, more in ((b'{"id": "evt_1"}', JSON), (b'{"id": "evt_2"}\n' * 20, LINES)):
+            head = "".join(f"{name}: {value}\r\n" for name, value in signed(body, more).items()).encode()
+            for _ in range(2):
+                # In one write: a head that comes alone is the application's.
+                assert connection.ask(request(body, head)).startswith(b"HTTP/1.1 200 ")
+        assert [row["id"] for row in made.rows()] == ["evt_1"] + [None] * 40
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 2_000_000])
@@ -115,6 +118,74 @@ def test_a_body_is_not_read_if_its_head_is_not_signed(tmp_path: Path) -> None:
     with listening(tmp_path, verify=_SIGNED) as made:
         head = b"POST /v1/orders HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"
         assert made.raw(head).startswith(b"HTTP/1.1 401 ")
+
+
+def test_each_way_to_send_a_body_is_checked(tmp_path: Path) -> None:
+    body = b'{"a": 1}'
+    with listening(tmp_path, verify=_SIGNED, webhook_origins="hooks.example") as made:
+
+        def ask(headers: Mapping[str, str], *, sent: bytes = body, more: str = "", query: str = "") -> int:
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + more
+            chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (sent[:3], sent[3:])) + b"0\r\n\r\n"
+            first = f"POST /v1/orders{query} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+            found = made.raw(f"{first}{head}Transfer-Encoding: chunked\r\n\r\n".encode("latin-1") + chunks)
+            return int(found.split(b" ")[1])
+
+        good = signed(body)
+        assert ask(good) == 200
+        assert ask(good, query="?ack=buffered") == 202
+        assert ask(good, sent=b'{"a": 2}') == 401
+        assert ask(good, sent=b'{"a": 2}', query="?ack=buffered") == 401
+        # Which of two counts is anyone's guess.
+        assert ask(good, more=f"X-Signature: {good['X-Signature']}\r\n") == 400
+        assert ask(good, more="X-Id: 1\r\n") == 400
+        for signature in ("t=\xb2,v1=\xe9", "t=1700000000,v1=" + "\xff" * 64, "v1=," * 10_000):
+            assert ask({**good, "X-Signature": signature}) in {400, 401}
+        assert ask({**good, "X-Signature": "v1=00," * 100_000}) == 431
+        assert made.ask("GET", "/v1/orders", headers=good).status == 405
+        assert made.ask("HEAD", "/v1/orders", headers=good).status == 405
+        # A question has no signature, and nothing is stored.
+        permitted = made.ask("OPTIONS", "/v1/orders", headers={"WebHook-Request-Origin": "hooks.example"})
+        assert (permitted.status, permitted.headers["webhook-allowed-origin"]) == (200, "hooks.example")
+        assert made.post(body, signed(body, JSON | {"Origin": "https://evil.example"})).status == 403
+        eventually(lambda: made.bodies() == [body] * 2, "the buffered record")
+
+
+def test_no_secret_is_in_what_anyone_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
+    key = base64.b64decode(text)
+    monkeypatch.setenv("A_HOOK", f"whsec_{text}\n")
+    verify = _SIGNED.model_copy(
+        update={"secrets": (Secret("env:A_HOOK"),), "secret_encoding": "base64", "secret_prefix": "whsec_"}
+    )
+    body = b'{"a": 1}'
+    good = signed(body, secret=key)
+    seen = []
+    with listening(tmp_path, verify=verify, headers=["X-Id"]) as made:
+        source = Http(listen="127.0.0.1:0", verify=verify)
+        seen += [repr(source), source.model_dump_json(), repr(SignatureCheck(verify)), f"{vars(source)}"]
+        for headers in (
+            good,
+            JSON,
+            {**good, "X-Id": "2"},
+            signed(body, secret=b"another"),
+            {**good, "X-Signature": ""},
+        ):
+            seen.append(f"{made.post(body, headers)}")
+        seen.append(f"{made.ask('GET', '/openapi.json')}")
+        eventually(lambda: "requests refused" in made.rig.reporter.reasons[-1], "the count")
+        seen += [f"{made.rig.reporter.events}", f"{made.rig.reporter.reasons}", f"{made.rows()}"]
+    seen += capfd.readouterr()
+    at = good["X-Signature"].partition(",")[0].removeprefix("t=")
+    # Nor is the signature that would have been good.
+    wanted = hmac.new(key, f"2.{at}.{body.decode()}".encode(), hashlib.sha256).hexdigest()
+    for secret in (text, key.decode(), key.hex(), text.rstrip("="), wanted):
+        assert [what for what in seen if secret in what] == []
+    # What was looked through has what it is about.
+    assert "X-Signature" in seen[1]
+    assert any("no signature there is good" in what for what in seen)
 
 
 def test_tokens_and_signatures_are_both_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +221,17 @@ def test_a_key_in_the_body_makes_retries_one_record(tmp_path: Path) -> None:
         assert [row["id"] for row in made.rows()] == ["evt_1", "evt_2", None, None]
         answer = made.post(body, path="/v1/orders?ack=buffered")
         assert (answer.status, answer.json()["detail"][:8]) == (400, "body:/id")
+
+
+def test_lines_that_are_cut_at_once_have_the_key_that_a_parser_finds() -> None:
+    source = Http(listen="127.0.0.1:0", body="lines", key_from="body:/id")
+    route = routes_of(source)[-1]
+    body = b'{\n"id": "evt_1"%s\n}' % b"".join(b',\n"m%d": 1' % number for number in range(1000))
+    parsed = route.parse([], body, source, UNLIMITED)
+    assert isinstance(parsed, Plain)
+    assert (len(parsed.bodies), parsed.key) == (1003, "evt_1")
+    at_once = None if route.parse_at_once is None else route.parse_at_once([], body, source)
+    assert at_once is None or at_once.key == "evt_1"
 
 
 @pytest.mark.parametrize(("secret", "said"), [("no base64!", "is no base64"), ("\n \n", "there is no secret")])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from receiver_runtime.block_path.dead_letters.dead_letter_budget import MOST_LETTERS
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.record_formats.typed_rows import TypedRows
@@ -57,6 +58,18 @@ def test_a_request_of_which_nothing_fits_is_refused_with_the_reason_and_kept(tmp
         assert one.rig.dead_letters() == [("does_not_fit", 0, b'{"pieces": "x"}')]
         [said] = [detail for kind, _, detail in one.rig.reporter.events if kind is ReceiverEventKind.BAD_RECORD]
         assert "$.pieces" in said
+
+
+def test_a_refused_request_that_comes_again_and_again_is_kept_within_its_senders_budget(tmp_path: Path) -> None:
+    many = b'{"pieces": "x"}\n' * 600
+    with listening(tmp_path, row_check=typed("pieces BIGINT")) as one:
+        assert [one.post(many, LINES).status for _ in range(3)] == [422] * 3
+        assert len(one.rig.dead_letters()) == MOST_LETTERS
+        # The sender of a request that is taken does not send it again: its dead letters are the only copies.
+        taken = one.post(many + b'{"pieces": 1}', LINES)
+        assert (taken.status, taken.json()["dead_letters"]) == (200, 600)
+        assert len(one.rig.dead_letters()) == MOST_LETTERS + 600
+    assert sum(row.dropped for row in one.rig.rows.dead_letters) == 800
 
 
 def test_requests_that_share_a_block_hear_of_their_own_records_alone(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
-from receiver_runtime.sources.records.ddl import DdlError, parse_ddl
+from receiver_runtime.sources.records.ddl import DdlError, parse_ddl, type_name
 
 
 def test_every_type_is_one_that_a_block_can_have() -> None:
@@ -55,3 +55,12 @@ def test_every_type_is_one_that_a_block_can_have() -> None:
 def test_a_fault_is_named(ddl: str, said: str) -> None:
     with pytest.raises(DdlError, match=said):
         parse_ddl(ddl)
+
+
+def test_people_see_the_types_that_they_declared() -> None:
+    ddl = (
+        "a BIGINT, b STRING, c TIMESTAMP, d TIMESTAMP_NTZ, e DECIMAL(5, 0), f ARRAY<STRUCT<string: INT, x: DATE>>, "
+        "g MAP<STRING, TINYINT>, h FLOAT, i SMALLINT, j BINARY, k BOOLEAN, l DOUBLE, "
+        "m STRUCT<int64: BIGINT, list: STRUCT<x: DATE>>, n MAP<STRING, ARRAY<DOUBLE>>"
+    )
+    assert ", ".join(f"{name} {type_name(kind)}" for name, kind in parse_ddl(ddl).columns) == ddl

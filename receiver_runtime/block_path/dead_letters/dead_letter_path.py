@@ -12,7 +12,12 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_path.dead_letter_budget import MOST_BYTES, MOST_LETTERS, DeadLetterBudget, Dropped
+from receiver_runtime.block_path.dead_letters.dead_letter_budget import (
+    MOST_BYTES,
+    MOST_LETTERS,
+    DeadLetterBudget,
+    Dropped,
+)
 from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
 from receiver_runtime.watching.backoff import store_backoff
 from tracker_store.schema.states import ReceiverEventKind

@@ -1,8 +1,9 @@
 """Limit how much each sender may put aside: 1,000 dead letters and 1 MiB a minute; the rest is only counted.
 
-Anyone who can reach a listener can send bad records, and has no acknowledgement of them. Without a limit, one sender
-fills the block store and the driver log. Owns the senders' budgets. It never stores anything, and never limits records
-that a source acknowledges or that have no peer: of those, the dead letter may be the only copy.
+Anyone who can reach a listener can send bad records, and has no acknowledgement of them, or is refused and sends them
+again. Without a limit, one sender fills the block store and the driver log. Owns the senders' budgets. It never stores
+anything, and never limits records that a source acknowledges or that have no peer: of those, the dead letter may be the
+only copy.
 """
 
 from __future__ import annotations

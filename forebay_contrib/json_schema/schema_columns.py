@@ -1,0 +1,217 @@
+"""Turn a JSON Schema into columns and rules: the part of it that says one type for each place.
+
+Every keyword is read, is known to say nothing of what fits, or is refused by its name and place. So a schema is never
+checked by half.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from receiver_runtime.sources.records.shapes import Shape, ShapeError, columns_of, list_of, map_of, one_of, struct_of
+
+if TYPE_CHECKING:
+    from receiver_runtime.sources.records.shapes import RuleName
+
+# Keywords that say nothing of what fits.
+_ANNOTATIONS = frozenset(
+    {"$schema", "$id", "$comment", "$defs", "definitions", "$anchor", "title", "description", "default", "examples"}
+    | {"deprecated", "readOnly", "writeOnly"}
+)
+_FORMATS = {"date-time": "timestamp[us, tz=UTC]", "date": "date32[day]"}
+_PATTERNS = {
+    "uuid": "^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$",
+    "ipv4": r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(\.(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)){3})$",
+}
+_KINDS = {"string": "string", "integer": "int64", "number": "double", "boolean": "bool"}
+_BOUNDS: dict[str, RuleName] = {
+    "minimum": "at_least",
+    "exclusiveMinimum": "more_than",
+    "maximum": "at_most",
+    "exclusiveMaximum": "less_than",
+}
+_TEXT_RULES: dict[str, RuleName] = {"minLength": "min_length", "maxLength": "max_length", "pattern": "pattern"}
+_LIST_RULES: dict[str, RuleName] = {"minItems": "min_length", "maxItems": "max_length"}
+# Keywords of each type, beside those of all.
+_KEYWORDS = {
+    "string": {*_TEXT_RULES, "format"},
+    "integer": {*_BOUNDS},
+    "number": {*_BOUNDS},
+    "boolean": set[str](),
+    "array": {*_LIST_RULES, "items"},
+    "object": {"properties", "required", "additionalProperties"},
+}
+_OF_ALL = frozenset({"type", "enum", "const"})
+
+Schema = Mapping[str, Any]
+
+
+def declared_by_schema(schema: Schema) -> dict[str, Any]:
+    """Return the fields of a declaration of JSON for a schema. Raises ShapeError."""
+    read = _Document(schema)
+    root = read.resolved(schema, "#")
+    if read.type_of(root, "#") != ("object", False):
+        raise ShapeError("#: a record is an object: its type is 'object'")
+    members = read.members(root, "#")
+    return {**columns_of(members), "closed": read.closed()}
+
+
+class _Document:
+    """Read the schemas of one document."""
+
+    def __init__(self, document: Schema) -> None:
+        self._document = document
+        self._within: list[str] = []
+        self._closed: dict[str, bool] = {}
+
+    def closed(self) -> bool:
+        """Return whether unknown members are refused. Raises ShapeError: in some objects only."""
+        if len(set(self._closed.values())) > 1:
+            which = next(place for place, is_closed in self._closed.items() if is_closed)
+            raise ShapeError(
+                f"{which}: additionalProperties is false in some objects only, which can't be checked: write it in all"
+            )
+        return any(self._closed.values())
+
+    def resolved(self, schema: object, place: str) -> Schema:
+        """Return a schema, or the one that it refers to. Raises ShapeError."""
+        if not isinstance(schema, Mapping):
+            raise ShapeError(f"{place}: {schema!r} says no type: write a schema with a type")
+        seen: list[str] = []
+        while "$ref" in schema:
+            reference = schema["$ref"]
+            if others := sorted(set(schema) - _ANNOTATIONS - {"$ref"}):
+                raise ShapeError(f"{place}: {others[0]} beside $ref can't be checked: move it to {reference}")
+            if reference in seen or reference in self._within:
+                raise ShapeError(f"{place}: {reference} contains itself: a column has an end")
+            seen.append(reference)
+            schema = self._found(reference, place)
+        return schema
+
+    def _found(self, reference: object, place: str) -> Schema:
+        if not isinstance(reference, str) or not re.match("#(/|$)", reference):
+            raise ShapeError(f"{place}: $ref {reference!r} is in no place of this document: write it as '#/$defs/NAME'")
+        found: Any = self._document
+        for part in reference.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            raise ShapeError(f"{place}: there is no {reference} in this document: correct it")
+        return found
+
+    def type_of(self, schema: Schema, place: str) -> tuple[str, bool]:
+        """Return the one type of a schema, and whether null fits too. Raises ShapeError."""
+        given = schema.get("type")
+        types = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
+        others = [one for one in types if one != "null"]
+        if len(others) != 1 or others[0] not in _KEYWORDS:
+            known = ", ".join(_KEYWORDS)
+            raise ShapeError(f"{place}: type {given!r} is not one type: write one of {known}, or that and 'null'")
+        allowed = _ANNOTATIONS | _OF_ALL | _KEYWORDS[others[0]]
+        for keyword in schema:
+            if keyword not in allowed:
+                raise ShapeError(f"{place}: {keyword} can't be checked for {others[0]}: leave it out")
+        return others[0], len(others) < len(types)
+
+    def members(self, schema: Schema, place: str) -> list[tuple[str, Shape]]:
+        """Return the properties of an object. Raises ShapeError."""
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping) or not properties:
+            raise ShapeError(f"{place}: it has no properties: declare at least one")
+        required = schema.get("required", [])
+        if lacking := [name for name in required if name not in properties]:
+            raise ShapeError(f"{place}: required has {lacking[0]!r}, which is no property: declare it")
+        others = schema.get("additionalProperties", True)
+        if not isinstance(others, bool):
+            raise ShapeError(f"{place}: additionalProperties beside properties can't be checked: write true or false")
+        self._closed[place] = not others
+        found = []
+        for name, inner in properties.items():
+            shape = self.shape(inner, f"{place}/properties/{name}")
+            found.append((name, replace(shape, nullable=shape.nullable or name not in required)))
+        return found
+
+    def shape(self, given: object, place: str) -> Shape:
+        """Return the shape of a schema within the document. Raises ShapeError."""
+        if isinstance(given, Mapping) and "anyOf" in given:
+            return self._any_of(given, place)
+        schema = self.resolved(given, place)
+        reference = given.get("$ref") if isinstance(given, Mapping) else None
+        self._within.append(str(reference))
+        made = self._any_of(schema, place) if "anyOf" in schema else self._shape(schema, place)
+        self._within.pop()
+        return made
+
+    def _any_of(self, schema: Schema, place: str) -> Shape:
+        """Return the shape of a schema that is one of two, of which one is null. Raises ShapeError."""
+        options = schema["anyOf"]
+        others = [one for one in options if one != {"type": "null"}] if isinstance(options, list) else []
+        if len(others) != 1 or set(schema) - _ANNOTATIONS - {"anyOf"}:
+            raise ShapeError(f"{place}: anyOf can't be checked: write one type, or one and {{'type': 'null'}}")
+        shape = self.shape(others[0], f"{place}/anyOf")
+        return replace(shape, nullable=shape.nullable or len(options) > 1)
+
+    def _shape(self, schema: Schema, place: str) -> Shape:
+        if "type" not in schema and ("enum" in schema or "const" in schema):
+            if others := sorted(set(schema) - _ANNOTATIONS - _OF_ALL):
+                raise ShapeError(f"{place}: {others[0]} can't be checked without a type: write the type")
+            return _allowed(schema, place)
+        name, nullable = self.type_of(schema, place)
+        if name == "object":
+            shape = self._object(schema, place)
+        elif name == "array":
+            shape = list_of(self.shape(schema.get("items", True), f"{place}/items"))
+            shape = _with_rules(shape, schema, _LIST_RULES, place)
+        else:
+            shape = _scalar(name, schema, place)
+        if "enum" in schema or "const" in schema:
+            allowed = _allowed(schema, place)
+            if allowed.kind != shape.kind:
+                raise ShapeError(f"{place}: enum has values of another type than {name}: correct it")
+            # Null is allowed if both allow it.
+            nullable = nullable and allowed.nullable
+            shape = replace(shape, rules=(*shape.rules, *allowed.rules))
+        return replace(shape, nullable=nullable)
+
+    def _object(self, schema: Schema, place: str) -> Shape:
+        others = schema.get("additionalProperties", True)
+        if "properties" not in schema and isinstance(others, Mapping):
+            if schema.get("required"):
+                raise ShapeError(f"{place}: required can't be checked without properties: declare them")
+            return map_of(self.shape(others, f"{place}/additionalProperties"), place)
+        return struct_of(self.members(schema, place), place)
+
+
+def _allowed(schema: Schema, place: str) -> Shape:
+    """Return the shape of the values that enum and const allow. Raises ShapeError."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if not isinstance(values, list) or ("const" in schema and values != [schema["const"]]):
+        raise ShapeError(f"{place}: enum and const say different values: correct them")
+    return one_of(values, place)
+
+
+def _scalar(name: str, schema: Schema, place: str) -> Shape:
+    given = schema.get("format")
+    if given is None:
+        shape = Shape(_KINDS[name])
+    elif given in _PATTERNS:
+        shape = Shape("string").with_rule("pattern", _PATTERNS[given], place)
+    elif given in _FORMATS:
+        shape = Shape(_FORMATS[given])
+    else:
+        known = ", ".join((*_FORMATS, *_PATTERNS))
+        raise ShapeError(f"{place}: format {given!r} can't be checked: use one of {known}, or leave it out")
+    for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(schema.get(keyword), bool):
+            raise ShapeError(f"{place}: {keyword} is a number since draft 6: write it so")
+    return _with_rules(shape, schema, {**_BOUNDS, **_TEXT_RULES}, place)
+
+
+def _with_rules(shape: Shape, schema: Schema, rules: Mapping[str, RuleName], place: str) -> Shape:
+    for keyword, rule in rules.items():
+        if keyword in schema:
+            shape = shape.with_rule(rule, schema[keyword], f"{place}/{keyword}")
+    return shape

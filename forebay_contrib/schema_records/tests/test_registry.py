@@ -1,0 +1,275 @@
+"""Test records whose schemas are in a registry, as confluent-kafka's own serializers write them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import (
+    Schema,
+    SchemaReference,
+    SchemaRegistryClient,
+    record_subject_name_strategy,
+    topic_record_subject_name_strategy,
+    topic_subject_name_strategy,
+)
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from forebay_contrib.schema_records.avro import Avro
+from forebay_contrib.schema_records.avro_reader import AvroReader
+from forebay_contrib.schema_records.tests.registry_server import RegistryServer, registry_server
+from receiver_runtime.block_path.text_check import RowsWaitError
+from receiver_runtime.block_store.frames.columns import ColumnsError
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.sources.fields.schema_registry import Registry
+from receiver_runtime.sources.fields.secret import EnvVar
+from receiver_runtime.sources.records.registry import RecordsError, parse_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from receiver_runtime.block_store.frames.columns import Columns
+    from receiver_runtime.record_formats.record_reader import Parsed
+
+CONTEXT = SerializationContext("orders", MessageField.VALUE)
+
+
+def record(**types: object) -> str:
+    fields = [{"name": name, "type": kind} for name, kind in types.items()]
+    return json.dumps({"type": "record", "name": "Order", "namespace": "shop", "fields": fields})
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with registry_server() as made:
+        yield made
+
+
+def serializer(server: RegistryServer, schema: str | Schema, **options: object) -> Any:  # noqa: ANN401  untyped
+    return AvroSerializer(SchemaRegistryClient({"url": server.url}), schema, conf=options or None)
+
+
+def reader(server: RegistryServer, known: Mapping[str, str] | None = None, **fields: Any) -> AvroReader:  # noqa: ANN401
+    made = AvroReader(Avro(registry=Registry(server.url), **fields))
+    made.grow(known or {}, lambda _: None)
+    return made
+
+
+def read(made: AvroReader, *values: bytes | None) -> Parsed:
+    return made.read(pa.array(values, pa.binary()))
+
+
+@pytest.mark.parametrize(
+    "strategy", [topic_subject_name_strategy, record_subject_name_strategy, topic_record_subject_name_strategy]
+)
+def test_records_of_confluents_serializer_are_rows_whatever_names_its_subjects(
+    server: RegistryServer, strategy: object
+) -> None:
+    serialize = serializer(server, record(item="string", pieces="long"), **{"subject.name.strategy": strategy})
+    rows = [{"item": "tea", "pieces": 2}, {"item": "pot", "pieces": 1}]
+    made = reader(server)
+    parsed = read(made, *(serialize(row, CONTEXT) for row in rows))
+    assert parsed.batch.to_pylist() == rows
+    read(made, serialize(rows[0], CONTEXT))
+    assert server.requests == ["/schemas/ids/1"]
+
+
+def test_named_types_of_references_are_found(server: RegistryServer) -> None:
+    server.register("place", {"schema": '{"type": "enum", "name": "shop.Place", "symbols": ["HERE", "THERE"]}'})
+    client = SchemaRegistryClient({"url": server.url})
+    to = '{"type": "record", "name": "shop.To", "fields": [{"name": "place", "type": "shop.Place"}]}'
+    client.register_schema("to", Schema(to, "AVRO", [SchemaReference("shop.Place", "place", 1)]))
+    schema = Schema(record(to="shop.To", back="shop.Place"), "AVRO", [SchemaReference("shop.To", "to", 1)])
+    data = serializer(server, schema)({"to": {"place": "HERE"}, "back": "THERE"}, CONTEXT)
+    assert read(reader(server), data).batch.to_pylist() == [{"to": {"place": "HERE"}, "back": "THERE"}]
+
+
+def test_a_schema_that_only_adds_is_registered_before_its_rows_are_returned(server: RegistryServer) -> None:
+    old = serializer(server, record(item="string", pieces="int"))
+    new = serializer(server, record(item="string", price=["null", "double"], pieces="int"))
+    registered: list[Columns] = []
+    made = AvroReader(Avro(registry=Registry(server.url)))
+    made.grow({"pieces": "int64"}, lambda columns: registered.append(list(columns)))
+    first = old({"item": "tea", "pieces": 2}, CONTEXT)
+    second = new({"item": "pot", "price": 1.5, "pieces": 1}, CONTEXT)
+    assert read(made, first).batch.schema.names == ["item", "pieces"]
+    parsed = read(made, first, second, None, first)
+    # The stream had wider numbers before.
+    assert registered == [
+        [("item", "string"), ("pieces", "int64")],
+        [("item", "string"), ("pieces", "int64"), ("price", "double")],
+    ]
+    assert parsed.batch.to_pylist() == [
+        {"item": "tea", "pieces": 2, "price": None},
+        {"item": "pot", "pieces": 1, "price": 1.5},
+        {"item": None, "pieces": None, "price": None},
+        {"item": "tea", "pieces": 2, "price": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"item": "long"}, "item is int64, and the stream has string"),
+        ({"Item": "string"}, "one name in Spark"),
+        ({"pieces": "double"}, "pieces is double, and the stream has int64"),
+    ],
+)
+def test_a_schema_that_does_not_fit_the_stream_makes_dead_letters_with_the_reason(
+    server: RegistryServer, other: Mapping[str, str], why: str
+) -> None:
+    good = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    bad = serializer(server, record(**other))(
+        dict.fromkeys(other, 1 if "string" not in other.values() else "a"), CONTEXT
+    )
+    made = reader(server, {"pieces": "int64"})
+    parsed = read(made, good, bad, good)
+    [fault] = parsed.faults
+    assert (fault.row, fault.reason) == (1, DeadLetterReason.DOES_NOT_FIT)
+    assert why in fault.why
+    assert parsed.batch["item"].to_pylist() == ["tea", "tea"]
+
+
+def test_columns_that_the_driver_log_refuses_make_dead_letters(server: RegistryServer) -> None:
+    def refuse(_: Columns) -> None:
+        raise ColumnsError("column item is string, the stream has int64 since version 1")
+
+    made = AvroReader(Avro(registry=Registry(server.url)))
+    made.grow({}, refuse)
+    [fault] = read(made, serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)).faults
+    assert fault.why == "schema 1: column item is string, the stream has int64 since version 1"
+    assert made.schema.names == []
+
+
+def test_nested_values_fit_a_wider_type(server: RegistryServer) -> None:
+    inner = {"type": "record", "name": "In", "fields": [{"name": "a", "type": "int"}]}
+    types = {"one": ["null", inner], "many": {"type": "array", "items": "In"}, "by": {"type": "map", "values": "float"}}
+    known = {
+        "one": "struct<a: int64, b: string>",
+        "many": "list<item: struct<a: int64, b: string>>",
+        "by": "map<string, double>",
+    }
+    serialize = serializer(server, record(**types))
+    data = [
+        serialize({"one": {"a": 1}, "many": [{"a": 2}, {"a": 3}], "by": {"x": 0.5}}, CONTEXT),
+        serialize({"one": None, "many": [], "by": {}}, CONTEXT),
+    ]
+    assert read(reader(server, known), *data).batch.to_pylist() == [
+        {"one": {"a": 1, "b": None}, "many": [{"a": 2, "b": None}, {"a": 3, "b": None}], "by": [("x", 0.5)]},
+        {"one": None, "many": [], "by": []},
+    ]
+    [fault] = read(reader(server, {"one": "struct<b: int32>"}), data[0]).faults
+    assert "one.a is new within a column" in fault.why
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "why"),
+    [
+        (b"", "unparsable", "no header"),
+        (b"\0\0\0\0", "unparsable", "no header"),
+        (b"\1\0\0\0\1\6tea", "unparsable", "no header"),
+        (b"\0\0\0\0\1\6te", "unparsable", "larger than what is left"),
+        (b"\0\0\0\0\7\6tea", "does_not_fit", "no schema 7"),
+        (b"\0\xff\xff\xff\xff\6tea", "does_not_fit", "no schema 4294967295"),
+        (b"\0\0\0\0\2", "does_not_fit", "schema 2 is JSON"),
+        (b"\0\0\0\0\3", "does_not_fit", "contains itself"),
+    ],
+)
+def test_poison_is_a_dead_letter_beside_records_that_fit(
+    server: RegistryServer, data: bytes, reason: str, why: str
+) -> None:
+    good = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    server.register("other", {"schema": "{}", "schemaType": "JSON"})
+    itself = '{"type": "record", "name": "a", "fields": [{"name": "b", "type": ["null", "a"]}]}'
+    server.register("other", {"schema": itself})
+    made = reader(server)
+    for _ in range(2):
+        parsed = read(made, good, data, good)
+        [fault] = parsed.faults
+        assert (fault.row, fault.reason.label) == (1, reason)
+        assert why in fault.why
+        assert parsed.batch["item"].to_pylist() == ["tea", "tea"]
+    assert len(server.requests) <= 2
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (500, None, "500"),
+        (401, None, "401"),
+        (429, None, "429"),
+        # Of a wrong URL, which says nothing of a schema.
+        (404, b"<html>", "404"),
+        (404, b'{"error_code": 404}', "404"),
+        (302, None, "302"),
+        (200, b"<html>", "answered no schema"),
+        (200, b"[]", "answered no schema"),
+        (200, b"{}", "answered no schema"),
+        (200, b'{"schema": "{}", "references": [{}]}', "answered no schema"),
+    ],
+)
+def test_records_wait_for_a_registry_that_does_not_say(
+    server: RegistryServer, status: int, body: bytes | None, why: str
+) -> None:
+    first = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    second = serializer(server, record(item="string", more="int"))({"item": "pot", "more": 1}, CONTEXT)
+    made = reader(server)
+    read(made, first)
+    server.fails, server.body = status, body
+    # What is known goes on.
+    assert read(made, first).batch.num_rows == 1
+    assert made.is_ready(pa.array([first, None, b"x"]))
+    assert not made.is_ready(pa.array([first, second]))
+    with pytest.raises(RowsWaitError, match=why):
+        read(made, first, second)
+    server.fails, server.body = 0, None
+    assert read(made, first, second).batch["item"].to_pylist() == ["tea", "pot"]
+    assert made.is_ready(pa.array([first, second]))
+
+
+def test_records_wait_for_a_registry_that_is_not_there() -> None:
+    made = AvroReader(Avro(registry=Registry("http://127.0.0.1:1")))
+    made.grow({}, lambda _: None)
+    with pytest.raises(RowsWaitError, match="does not answer"):
+        read(made, b"\0\0\0\0\1\6tea")
+
+
+def test_a_login_is_sent_and_not_stored(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    monkeypatch.setenv("REGISTRY_SECRET", "s3cret")
+    for login, header in (
+        ({"username": "forebay", "password": EnvVar("REGISTRY_SECRET")}, "Basic Zm9yZWJheTpzM2NyZXQ="),
+        ({"token": "env:REGISTRY_SECRET"}, "Bearer s3cret"),
+    ):
+        declared = Avro(registry=Registry(server.url, **login))
+        stored = declared.model_dump(mode="json")
+        assert "s3cret" not in json.dumps(stored)
+        assert parse_records(stored) == declared
+        made = AvroReader(declared)
+        made.grow({}, lambda _: None)
+        assert read(made, data).batch.num_rows == 1
+        assert server.authorizations[-1] == header
+    monkeypatch.delenv("REGISTRY_SECRET")
+    made = AvroReader(declared)
+    made.grow({}, lambda _: None)
+    with pytest.raises(RowsWaitError, match="REGISTRY_SECRET is not set"):
+        read(made, data)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"kind": "avro"},
+        {"kind": "avro", "registry": {"url": "registry:8081"}},
+        {"kind": "avro", "registry": {"url": "http://me:pass@registry"}},
+        {"kind": "avro", "registry": {"url": "http://registry", "username": "me"}},
+        {"kind": "avro", "registry": {"url": "http://registry", "password": "me"}},
+        {"kind": "avro", "registry": {"url": "http://registry", "timeout": 0}},
+    ],
+)
+def test_a_declaration_that_can_not_be_is_refused(declared: Mapping[str, object]) -> None:
+    with pytest.raises(RecordsError):
+        parse_records(declared)
