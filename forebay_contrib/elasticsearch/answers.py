@@ -90,7 +90,7 @@ def bulk_answer(items: Sequence[Item], answered: Answered, *, repeated: int = 1)
 
 def _misfit(item: Item, why: str) -> bytes:
     [(operation, found)] = json.loads(item.content).items()
-    why = f"it does not fit the stream's columns, and is kept as a dead letter: {why}"
+    why = f"it does not fit the stream's columns: {why}"
     return unstored(operation, found["_index"], found.get("_id"), "document_parsing_exception", why)
 
 
