@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,12 +31,11 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Count a request's rows: added, known before, or dead letters, with the reason of the first one."""
+    """Count a request's rows: added, known before, or dead letters; ``misfits`` has why, by the row's place in it."""
 
     added: int
     duplicates: int = 0
-    rejected: int = 0
-    why: str = ""
+    misfits: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +58,47 @@ class Requests:
     #: Of each request the name of its sender, by which dead letters are limited; empty: they are not.
     senders: Sequence[str] = ()
     duplicates: dict[int, int] = field(default_factory=dict)
-    #: Rows that became dead letters, and why the first one did.
-    invalid: dict[int, int] = field(default_factory=dict)
-    whys: dict[int, str] = field(default_factory=dict)
+    #: Rows that became dead letters, and why, by their places in the request.
+    misfits: dict[int, dict[int, str]] = field(default_factory=dict)
 
-    def numbers(self) -> npt.NDArray[np.int64]:
-        """Return the request's number for each row."""
-        return np.repeat(np.arange(len(self.rows)), self.rows)
-
-    def letter_of(self, number: int, letter: DeadLetter) -> DeadLetter:
+    def _letter_of(self, number: int, letter: DeadLetter) -> DeadLetter:
         """Return a request's dead letter, within its sender's budget if all of its rows are dead letters.
 
         Such a request is refused, so its sender has what is not kept, and may send it again and again.
         """
-        if not self.senders or self.invalid.get(number) != self.rows[number]:
+        if not self.senders or len(self.misfits[number]) != self.rows[number]:
             return letter
         return replace(letter, peer=self.senders[number])
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return for each request what was done with its rows."""
-        if not self.duplicates and not self.invalid:
+        if not self.duplicates and not self.misfits:
             return [Outcome(rows) for rows in self.rows]
-        left_out = [(self.duplicates.get(n, 0), self.invalid.get(n, 0)) for n in range(len(self.rows))]
+        left_out = [(self.duplicates.get(n, 0), self.misfits.get(n, {})) for n in range(len(self.rows))]
         return [
-            Outcome(rows - duplicates - invalid, duplicates, invalid, self.whys.get(number, ""))
-            for number, (rows, (duplicates, invalid)) in enumerate(zip(self.rows, left_out, strict=True))
+            Outcome(rows - duplicates - len(misfits), duplicates, misfits)
+            for rows, (duplicates, misfits) in zip(self.rows, left_out, strict=True)
         ]
 
+    def add_duplicates(self, rows: npt.NDArray[np.int64]) -> None:
+        """Count rows that were known before, given by their places in the submit."""
+        numbers, _ = self._placed(rows)
+        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+            self.duplicates[int(number)] = self.duplicates.get(int(number), 0) + int(count)
 
-def _add_up(counts: dict[int, int], numbers: npt.NDArray[np.int64]) -> None:
-    for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
-        counts[int(number)] = counts.get(int(number), 0) + int(count)
+    def add_misfits(self, rows: npt.NDArray[np.int64], letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        """Note rows that became dead letters, given by their places in the submit; return the letters to store."""
+        numbers, places = (each.tolist() for each in self._placed(rows))
+        for number, place, letter in zip(numbers, places, letters, strict=True):
+            self.misfits.setdefault(number, {})[place] = letter.why
+        return [self._letter_of(number, letter) for number, letter in zip(numbers, letters, strict=True)]
+
+    def _placed(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the request's number for each row, and the row's place in it."""
+        begins = np.cumsum([0, *self.rows])[:-1]
+        # A request without rows begins where the next one does.
+        numbers = begins.searchsorted(rows, side="right") - 1
+        return numbers, rows - begins[numbers]
 
 
 @dataclass(slots=True)
@@ -103,8 +113,8 @@ class Submit:
     #: A key without its scope, by the key.
     unscoped: Mapping[str, str] = field(default_factory=dict)
     requests: Requests | None = None
-    #: The number of each row's request, where rows may be left out.
-    numbers: npt.NDArray[np.int64] | None = None
+    #: The place of each row, in a submit of requests: rows may be left out.
+    places: npt.NDArray[np.int64] | None = None
     future: Future[HandedOver] = field(default_factory=Future)
     #: Rows with the key of another one and other content, to be stored before it is answered.
     letters: list[DeadLetter] = field(default_factory=list)
@@ -152,8 +162,8 @@ class KeyedPart:
     keys: pa.Array | None
     #: Whether the submit is answered with it.
     last: bool
-    #: The number of each row's request, in a submit of requests.
-    numbers: npt.NDArray[np.int64] | None = None
+    #: The place of each row in the submit, in a submit of requests.
+    places: npt.NDArray[np.int64] | None = None
 
     def leave_out(self, known: set[str]) -> None:
         """Leave out the rows with these keys, and count them."""
@@ -161,7 +171,9 @@ class KeyedPart:
             return
         keep = pc.invert(pc.is_in(self.keys, value_set=pa.array(sorted(known), pa.string())))
         before = self.batch.num_rows
-        self._keep(keep, None if self.submit.requests is None else self.submit.requests.duplicates)
+        gone = self._keep(keep)
+        if self.submit.requests is not None and gone is not None:
+            self.submit.requests.add_duplicates(gone)
         self.submit.duplicates += before - self.batch.num_rows
 
     def take_repeats(self, seen: dict[str, object], content: str | None) -> list[DeadLetter]:
@@ -174,7 +186,7 @@ class KeyedPart:
         again, others = repeats(self.keys, contents, seen)
         odd = [] if contents is None else contents.filter(others).to_pylist()
         self.submit.duplicates += again.true_count - len(odd)
-        self._keep(pc.invert(again), None)
+        self._keep(pc.invert(again))
         return [DeadLetter(DeadLetterReason.REPEATED_KEY, data or b"") for data in odd]
 
     def see(self, keys: pa.Array, content: str, seen: dict[str, object]) -> None:
@@ -183,27 +195,25 @@ class KeyedPart:
             rows = pc.is_in(self.keys, value_set=keys)
             repeats(self.keys.filter(rows), self.batch.column(content).filter(rows).cast(pa.large_binary()), seen)
 
-    def _keep(self, keep: pa.BooleanArray, counts: dict[int, int] | None) -> None:
-        """Keep these rows; count the others by their requests."""
+    def _keep(self, keep: pa.BooleanArray) -> npt.NDArray[np.int64] | None:
+        """Keep these rows; return the places of the others, if places are known."""
         self.batch = self.batch.filter(keep)
         if self.keys is not None:
             self.keys = self.keys.filter(keep)
-        if self.numbers is not None and counts is not None:
-            kept = keep.to_numpy(zero_copy_only=False)
-            _add_up(counts, self.numbers[~kept])
-            self.numbers = self.numbers[kept]
+        if self.places is None:
+            return None
+        kept = keep.to_numpy(zero_copy_only=False)
+        gone: npt.NDArray[np.int64] = self.places[~kept]
+        self.places = self.places[kept]
+        return gone
 
     def leave_out_invalid(self, invalid: npt.NDArray[np.bool_], letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Leave out rows that a block can't have, and count them; return their letters as they are to be stored."""
+        gone = self._keep(pa.array(~invalid))
         requests = self.submit.requests
-        if requests is None or self.numbers is None:
-            self._keep(pa.array(~invalid), None)
+        if requests is None or gone is None:
             return letters
-        numbers = self.numbers[invalid].tolist()
-        for number, letter in zip(numbers, letters, strict=True):
-            requests.whys.setdefault(number, letter.why)
-        self._keep(pa.array(~invalid), requests.invalid)
-        return [requests.letter_of(number, letter) for number, letter in zip(numbers, letters, strict=True)]
+        return requests.add_misfits(gone, letters)
 
     def distinct_keys(self) -> set[str]:
         """Return the keys of its rows."""
@@ -323,7 +333,7 @@ class SubmitQueue:
                 return
             batch = submit.batch.slice(submit.taken, taken)
             keys = None if submit.keys is None else submit.keys.slice(submit.taken, taken)
-            numbers = None if submit.numbers is None else submit.numbers[submit.taken : submit.taken + taken]
+            places = None if submit.places is None else submit.places[submit.taken : submit.taken + taken]
             submit.taken += taken
             rows += taken
             nbytes += batch.nbytes
@@ -333,7 +343,7 @@ class SubmitQueue:
                 self.messages -= submit.messages
             # An estimate: slices do not add up to the size of the whole.
             self.nbytes = max(0, self.nbytes - batch.nbytes) if self._waiting else 0
-            yield KeyedPart(submit, batch, keys, not submit.left, numbers)
+            yield KeyedPart(submit, batch, keys, not submit.left, places)
 
     def clear(self) -> list[Submit]:
         """Count nothing any more; return the submits with rows in no block."""

@@ -43,6 +43,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import structlog
 
@@ -167,7 +168,7 @@ class KeyedHandOver:
             if sum(requests) != made.batch.num_rows:
                 raise ValueError(f"requests of {sum(requests)} rows for {made.batch.num_rows} rows")
             made.requests = Requests(requests, senders)
-            made.numbers = made.requests.numbers()
+            made.places = np.arange(made.batch.num_rows)
         if keys is not None and unscoped_keys is not None:
             made.unscoped = by_key(storable(keys), storable(unscoped_keys))
         with self._changed:

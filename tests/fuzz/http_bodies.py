@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from receiver_runtime.block_path.text_check import TextCheck
+from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.acknowledgement import batch_of
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.intake import Intake
@@ -58,11 +59,30 @@ def check_taken(headers: Headers, parsed: Pushed | PushedRows | Plain, size: int
     return rows
 
 
-def refused(parse: object, *arguments: object, **named: object) -> Pushed | Plain | None:
+def check_rows(parsed: PushedRows, body: bytes) -> list[dict[str, Any]]:
+    """Check the rows and dead letters that a protocol made of a body; return the rows."""
+    assert len(parsed.rejected) <= len(body)
+    for one in parsed.rejected:
+        one.why.encode()
+        assert len(one.why) <= LONGEST_DETAIL
+    parsed.batch.validate(full=True)
+    assert parsed.batch.schema == arrow_schema(Http.columns)
+    assert TextCheck(parsed.batch.schema).is_valid(parsed.batch)
+    assert parsed.batch.num_rows <= len(body)
+    assert parsed.keys is None or len(parsed.keys) == parsed.batch.num_rows
+    rows: list[dict[str, Any]] = parsed.batch.to_pylist()
+    for row in rows:
+        assert len(row["body"]) <= MOST_BYTES
+        attributes = row["attributes"] or ()
+        assert len(dict(attributes)) == len(attributes)
+    return rows
+
+
+def refused(parse: object, *arguments: object, **named: object) -> Pushed | PushedRows | Plain | None:
     """Call a parser; return None if it refuses by the error that it documents, within its bounds."""
     assert callable(parse)
     try:
-        found: Pushed | Plain = parse(*arguments, **named)
+        found: Pushed | PushedRows | Plain = parse(*arguments, **named)
     except PushRefusedError as error:
         check_refusal(error)
         return None

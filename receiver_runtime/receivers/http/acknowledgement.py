@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from itertools import groupby
@@ -58,21 +58,20 @@ _RECEIVED_AT = _SCHEMA.field("received_at").type
 class Stored:
     """Count a request's records: those in a registered block, and duplicates, whose keys were known before.
 
-    ``rejected`` did not fit the stream's columns and are dead letters; ``why`` is the reason of the first one.
+    ``misfits`` did not fit the stream's columns and are dead letters; it has why, by the record's place in the request.
     """
 
     added: int
     duplicates: int
-    rejected: int = 0
-    why: str = ""
+    misfits: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
     """Hold a request's records. Sequences have one element per record; values that all records share are there once.
 
-    Where the bodies are a column, no other field is a sequence. Where they are rows of the receiver's columns, nothing
-    else is kept.
+    Where the bodies are a column, no other field is a sequence. Where they are rows of the receiver's columns, these
+    hold all that is kept.
     """
 
     bodies: Sequence[bytes | None] | pa.BinaryArray | pa.RecordBatch

@@ -28,10 +28,17 @@ from receiver_runtime.receivers.http.direct import DirectRequests
 from receiver_runtime.receivers.http.intake import NO_PARAMETERS
 from receiver_runtime.receivers.http.requests.framing_checks import body_framing, check_framing
 from receiver_runtime.receivers.http.requests.peer_checks import missing_host
-from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, header
+from receiver_runtime.receivers.http.requests.pushed import TARGET_PATH, TARGET_QUERY, PushRefusedError, header
 from receiver_runtime.receivers.http.requests.refusal_counts import RefusalCounts
 from receiver_runtime.receivers.http.requests.refusals import RefusedError, refusal, release
-from receiver_runtime.receivers.http.requests.route import Answered, Refused, Reply, refuse_by_problem, with_retry
+from receiver_runtime.receivers.http.requests.route import (
+    Answered,
+    AnsweredRows,
+    Refused,
+    Reply,
+    refuse_by_problem,
+    with_retry,
+)
 from receiver_runtime.receivers.http.requests.web_hooks import permission
 from receiver_runtime.sources.fields.request_target import unreadable_target
 
@@ -171,7 +178,7 @@ class HttpApp:
         route = self._expected(route, scope)
         if scope["method"] == "OPTIONS":
             return self._permit(route, headers)
-        if scope["method"] == "GET":
+        if scope["method"] == "GET" and "GET" not in route.methods:
             return self._answer_get(route, headers, scope["query_string"])
         key_scope = self._intake.authorize(headers)
         check_framing(headers)
@@ -193,6 +200,7 @@ class HttpApp:
             return parsed
         waiting = self._intake.waiting_of(parsed, scope["path"], headers, key, key_scope, parameters)
         self._intake.check_size(waiting, buffered=buffered)
+        own_answer = parsed.answer if isinstance(parsed, AnsweredRows) else None
         rejected, why = await self._dead_letters.store(parsed, waiting)
         if not waiting.bodies:
             answered = Answered(0, 0, rejected, why, buffered)
@@ -201,8 +209,8 @@ class HttpApp:
             answered = Answered(len(waiting.bodies), 0, rejected, why, buffered=True)
         else:
             stored = await self._intake.register(waiting)
-            answered = self._intake.answered(stored, rejected, why)
-        return route.answer(headers, answered)
+            answered = self._intake.answered(stored, rejected, why, may_refuse=own_answer is None)
+        return route.answer(headers, answered) if own_answer is None else own_answer(answered)
 
     def _expected(self, route: Route | None, scope: Scope) -> Route:
         """Return the route, or refuse the request where there is none for its path and method."""
@@ -226,7 +234,7 @@ class HttpApp:
 
     def _methods(self, route: Route) -> Sequence[str]:
         asked = ["GET"] if route.answer_get is not None else []
-        return ["POST", *(["OPTIONS"] if self._source.webhook_origins else []), *asked]
+        return [*route.methods, *(["OPTIONS"] if self._source.webhook_origins else []), *asked]
 
     def _answer_get(self, route: Route, headers: Headers, query: bytes) -> Reply:
         """Answer a sender that asks whether this address is right."""
@@ -260,6 +268,8 @@ class _Endpoint:
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        target = [(TARGET_PATH, scope["path"].encode(errors="replace")), (TARGET_QUERY, scope["query_string"])]
+        scope["headers"] = [*scope["headers"], *target]
         await self._app.take(self._routes, scope, receive, send)
 
 
@@ -286,9 +296,12 @@ def _retry_header(refused: Refused) -> dict[str, str]:
 
 
 async def _send(send: Send, reply: Reply, *, close: bool) -> None:
-    headers = [
+    of_content = [
         (b"content-type", reply.content_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
+    ]
+    headers = [
+        *(of_content if reply.status != HTTPStatus.NO_CONTENT else ()),
         *((name.encode(), value.encode("latin-1")) for name, value in reply.headers),
     ]
     if close and all(name != "connection" for name, _ in reply.headers):

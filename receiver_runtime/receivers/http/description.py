@@ -5,6 +5,7 @@ A fuzzer in the tests checks that a running server behaves as the document says 
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PATH = "/openapi.json"
 
+_PARAMETER = re.compile(r"\{(\w+)\}")
 _KEY = r"^[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?$"
 
 #: The statuses of refusals, besides 401 and 403.
@@ -98,7 +100,7 @@ def describe(source: Http, stream: str, routes: Sequence[Route], records: Record
             path = paths.setdefault(f"/v1/{stream}" if stream else route.path, _stream_path(source, stream, records))
             bodies = {**route.described.bodies, **(_RECORDS if "Record" in schemas else {})}
             path["post"]["requestBody"]["content"] |= _content(bodies)
-        else:
+        elif route.described.bodies:
             paths[route.path] = _own_path(source, route)
     paths["/health"] = {"get": _asked("Ask whether the server runs.", HTTPStatus.OK)}
     paths["/ready"] = {
@@ -179,7 +181,12 @@ def _key_parameter(source: Http) -> Sequence[Json]:
 
 def _own_path(source: Http, route: Route) -> Json:
     described = route.described
+    named = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(route.path)
+    ]
     return {
+        **({"parameters": named} if named else {}),
         "post": {
             "operationId": described.operation,
             "summary": described.summary,
@@ -192,7 +199,7 @@ def _own_path(source: Http, route: Route) -> Json:
                 **_refusals(source, _content(described.refused)),
             },
             **_security(source),
-        }
+        },
     }
 
 

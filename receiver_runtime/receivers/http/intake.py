@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_AUTHORIZATION = re.compile(rb"(bearer|basic) +(\S+)", re.IGNORECASE)
+# Basic and ApiKey, which is Elasticsearch's, have a name before the token; Splunk's collector is as Bearer.
+_AUTHORIZATION = re.compile(rb"(bearer|splunk|basic|apikey) +(\S+)", re.IGNORECASE)
+_WITHOUT_NAME = frozenset({b"bearer", b"splunk"})
 #: Those of a request without a query.
 NO_PARAMETERS: Parameters = MappingProxyType({})
 
@@ -148,7 +150,7 @@ class Intake:
         parameters: Parameters = NO_PARAMETERS,
     ) -> WaitingRequest:
         """Return a parsed request's records as they are handed in."""
-        kept = self._kept(headers, parameters)
+        kept = kept_attributes(self._source, headers, parameters)
         now = time.time_ns() // 1000
         if isinstance(parsed, Plain):
             waiting = WaitingRequest(
@@ -161,7 +163,9 @@ class Intake:
                 request_attributes=kept,
             )
         elif isinstance(parsed, PushedRows):
-            waiting = WaitingRequest(parsed.batch, path, now, request_key=parsed.key or key, key_scope=key_scope)
+            # A row's own key identifies it better than the request's key.
+            own = parsed.key or (None if parsed.keys is not None and any(parsed.keys) else key)
+            waiting = WaitingRequest(parsed.batch, path, now, request_key=own, keys=parsed.keys, key_scope=key_scope)
         else:
             records = parsed.records
             waiting = WaitingRequest(
@@ -180,18 +184,6 @@ class Intake:
                 ],
             )
         return waiting
-
-    def _kept(self, headers: Headers, parameters: Parameters) -> Mapping[str, str] | None:
-        """Return the headers and parameters that the source keeps; what came twice is joined, as HTTP defines it."""
-        kept = {name: ", ".join(parameters[name]) for name in self._source.query_parameters if name in parameters}
-        if not self._source.headers:
-            return kept or None
-        for raw, value in headers:
-            name = raw.decode("latin-1")
-            if name in self._source.headers:
-                text = header_text(value)
-                kept[name] = f"{kept[name]}, {text}" if name in kept else text
-        return kept or None
 
     async def register(self, waiting: WaitingRequest) -> Stored:
         """Return what was registered of the records, when it is."""
@@ -233,17 +225,22 @@ class Intake:
             connection="close",
         )
 
-    def answered(self, stored: Stored, rejected: int = 0, why: str = "") -> Answered:
+    def answered(self, stored: Stored, rejected: int = 0, why: str = "", *, may_refuse: bool = True) -> Answered:
         """Return the outcome of a request; ``rejected`` of its records were dead letters before they were handed in.
 
-        Raises RefusedError if no record of it fits the stream's columns. They are kept as dead letters all the same.
+        Raises RefusedError if no record of it fits the stream's columns, and ``may_refuse``. They are kept as dead
+        letters all the same.
         """
-        if stored.rejected and not (stored.added or stored.duplicates):
-            raise refusal(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"body: none of {stored.rejected} records fits the stream's columns; {stored.why}: correct it",
-            )
-        return Answered(stored.added, stored.duplicates, rejected + stored.rejected, why or stored.why)
+        misfits = stored.misfits
+        if misfits:
+            why = why or misfits[min(misfits)]
+            if may_refuse and not (stored.added or stored.duplicates):
+                raise refusal(
+                    HTTPStatus.UNPROCESSABLE_ENTITY,
+                    f"body: none of {len(misfits)} records fits the stream's columns; {misfits[min(misfits)]}: "
+                    "correct it",
+                )
+        return Answered(stored.added, stored.duplicates, rejected + len(misfits), why, misfits=misfits)
 
     def buffer(self, waiting: WaitingRequest) -> None:
         """Hand the records to the block generator, as a block of their own that a successor's salvage registers."""
@@ -257,6 +254,19 @@ class Intake:
             raise _buffer_full()
 
 
+def kept_attributes(source: Http, headers: Headers, parameters: Parameters = NO_PARAMETERS) -> Mapping[str, str] | None:
+    """Return the headers and parameters that the source keeps; what came twice is joined, as HTTP defines it."""
+    kept = {name: ", ".join(parameters[name]) for name in source.query_parameters if name in parameters}
+    if not source.headers:
+        return kept or None
+    for raw, value in headers:
+        name = raw.decode("latin-1")
+        if name in source.headers:
+            text = header_text(value)
+            kept[name] = f"{kept[name]}, {text}" if name in kept else text
+    return kept or None
+
+
 def _token_in(name: bytes, value: bytes) -> bytes:
     """Return the token that a header of a request brings; nothing where it brings none."""
     if name == b"x-api-key":
@@ -264,7 +274,7 @@ def _token_in(name: bytes, value: bytes) -> bytes:
     match = _AUTHORIZATION.fullmatch(value.strip())
     if match is None:
         return b""
-    if match[1].lower() == b"bearer":
+    if match[1].lower() in _WITHOUT_NAME:
         return match[2]
     try:
         return base64.b64decode(match[2], validate=True).partition(b":")[2]

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd", "br": "brotli"}
 #: The value of ``Accept-Encoding`` in an answer.
-ENCODINGS = "gzip, deflate, br, zstd, identity"
+ENCODINGS = "gzip, deflate, br, zstd, snappy, identity"
+_SNAPPY = "snappy"
+_LENGTH_BYTES = 5  # of a snappy block's length, at most
 _DEFLATE = "deflate"
 _PIECE_BYTES = 2**18  # how much to decompress before the limit is checked again
 
@@ -35,6 +37,8 @@ def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: 
     name = (encoding or "identity").strip().lower()
     if name in {"identity", ""}:
         return body
+    if name == _SNAPPY:
+        return unsnapped(body, most_bytes=most_bytes, limits=limits)
     codec = _CODECS.get(name)
     if codec is None and name != _DEFLATE:
         raise PushRefusedError(415, f"Content-Encoding: {encoding!r} is not read here: send one of {ENCODINGS}")
@@ -55,6 +59,27 @@ def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: 
     finally:
         # A refusal keeps nothing of what it is about.
         pieces.clear()
+
+
+def unsnapped(body: bytes, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> bytes:
+    """Return what a block of snappy holds, in the raw format, which begins with its length.
+
+    Raises as ``decompressed``.
+    """
+    size = 0
+    for place, octet in enumerate(body[:_LENGTH_BYTES]):
+        size |= (octet & 0x7F) << 7 * place
+        if octet < 0x80:  # noqa: PLR2004  the last one
+            break
+    if size > most_bytes:
+        raise PushRefusedError(413, f"body: {size} bytes when decompressed, max_body_bytes is {most_bytes}: send less")
+    limits.grown(size)
+    try:
+        # It takes no other length than the block's.
+        whole: bytes = pa.decompress(body, decompressed_size=size, codec=_SNAPPY, asbytes=True)
+    except (pa.ArrowException, OSError) as error:
+        raise PushRefusedError(400, f"body: it is no whole block of snappy: {error}") from error
+    return whole
 
 
 def _streamed(body: bytes, codec: str) -> Iterator[pa.Buffer]:

@@ -27,6 +27,11 @@ LONGEST_DETAIL = 900
 #: A request's headers: names in lower case, values as they came.
 Headers = Sequence[tuple[bytes, bytes]]
 
+#: What the server adds to the headers where a route has a path of its own: the path, decoded, and the query, as it
+#: came. No sender can: a header's name has no colon.
+TARGET_PATH = b":path"
+TARGET_QUERY = b":query"
+
 
 @dataclass(frozen=True, slots=True)
 class PushedRecord:
@@ -64,11 +69,15 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class PushedRows:
-    """Hold the rows of one request, with the columns of its receiver. ``key`` is that of the request, if it has one."""
+    """Hold the rows of one request, with the columns of its receiver. ``key`` is that of the request, if it has one.
+
+    ``keys`` has one for each row, where rows have keys of their own.
+    """
 
     batch: pa.RecordBatch
     key: str | None = None
     rejected: Sequence[RejectedRecord] = field(default=())
+    keys: Sequence[str | None] | None = None
 
 
 class PushRefusedError(ValueError):

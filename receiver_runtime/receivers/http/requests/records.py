@@ -197,7 +197,7 @@ def lines_at_once(headers: Headers, body: bytes, *, most_bytes: int, form: str =
         or (charset not in UTF8 and (is_json or not _is_cut_at_bytes(charset)))
     ):
         return None
-    column = _column(body, most_bytes, is_json=is_json)
+    column = lines_column(body, most_bytes, is_json=is_json)
     return (
         None if column is None else Plain(column, "application/json" if is_json and kind in _NDJSON else content_type)
     )
@@ -340,7 +340,7 @@ def _lines(
     unreadable: Sequence[RejectedRecord] = (),
 ) -> Plain:
     """Return the lines of a body as records. ``unreadable``: others of its lines, which are none."""
-    if (column := _column(body, most_bytes, is_json=is_json)) is not None:
+    if (column := lines_column(body, most_bytes, is_json=is_json)) is not None:
         return Plain(column, content_type)
     limits.check_lines(body)
     lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
@@ -397,7 +397,7 @@ def _one_by_one(
         one = whole.strip(_BLANKS) if is_json else whole
         if not one.strip(_BLANKS):
             continue
-        if (fault := _fault_of(one, most_bytes, limits, is_json=is_json)) is None:
+        if (fault := fault_of(one, most_bytes, limits, is_json=is_json)) is None:
             good.append(one)
             continue
         reason, why = fault
@@ -418,7 +418,7 @@ def _no_record(rejected: Sequence[RejectedRecord], name: str) -> PushRefusedErro
     )
 
 
-def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | None:
+def lines_column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | None:
     """Return the lines of a body of the usual form as a column, each whole line a record.
 
     None: the body has another form, and may be good or bad; the caller must check it line by line.
@@ -456,9 +456,10 @@ def _are_objects(lines: int, body: bytes) -> bool:
         return False
 
 
-def _fault_of(
+def fault_of(
     record: bytes, most_bytes: int, limits: ParsingLimits, *, is_json: bool
 ) -> tuple[DeadLetterReason, str] | None:
+    """Return why a record is none, or None. Raises ParsingStoppedError: the time is over, or the sender has left."""
     if len(record) > most_bytes:
         return DeadLetterReason.RECORD_TOO_LARGE, f"{len(record)} bytes, max_record_bytes is {most_bytes}"
     return _json_fault_of(record, limits) if is_json else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, Pus
 from receiver_runtime.receivers.http.requests.records import Plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from receiver_runtime.receivers.http.declaration import Http
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Answered:
     """Hold the outcome of a request that was taken.
 
-    ``rejected`` counts its dead letters; ``why`` is the reason of the first one.
+    ``rejected`` counts its dead letters; ``why`` is the reason of the first one. ``misfits`` has why for those that
+    were parsed, and did not fit the stream's columns, by their places among its rows.
     """
 
     records: int
@@ -30,6 +31,7 @@ class Answered:
     rejected: int = 0
     why: str = ""
     buffered: bool = False
+    misfits: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ class Reply:
     content_type: str
     body: bytes
     headers: Sequence[tuple[str, str]] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredRows(PushedRows):
+    """Hold rows whose answer depends on more than their number, for a route with a path of its own.
+
+    ``answer`` makes it in place of the route's; it is also called where no row fits the stream's columns.
+    """
+
+    answer: Callable[[Answered], Reply]
 
 
 Parser = Callable[[Headers, bytes, "Http", ParsingLimits], Pushed | PushedRows | Plain | Reply]
@@ -117,7 +129,9 @@ class Route:
 
     ``parse`` returns a reply for a request that is a question and holds no record. ``parse_at_once`` takes well under a
     millisecond for 256 KiB, and returns None where it can't say so soon what the body is. ``answer_get`` answers
-    questions that are asked by GET.
+    questions that are asked by GET, also without a token; with other ``methods``, all are parsed as POST is.
+    A path that is not ``/v1/{stream}`` may have parameters in braces: its parser finds the request's path and query in
+    the headers ``TARGET_PATH`` and ``TARGET_QUERY``.
     """
 
     path: str
@@ -128,3 +142,4 @@ class Route:
     refuse: Callable[[Headers, Refused], Reply] = refuse_by_problem
     parse_at_once: QuickParser | None = None
     answer_get: Handshake | None = None
+    methods: Sequence[str] = ("POST",)

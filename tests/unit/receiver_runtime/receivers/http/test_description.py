@@ -84,7 +84,7 @@ def test_each_route_is_described_with_its_media_types(opentelemetry: bool) -> No
 
 def test_a_protocol_that_no_package_registers_is_refused_and_found_before_it_is_applied() -> None:
     source = Http(listen="127.0.0.1:0", protocols="smoke_signals")
-    with pytest.raises(SourceError, match="'smoke_signals' is no protocol: use some of cloudevents, event_grid"):
+    with pytest.raises(SourceError, match="'smoke_signals' is no protocol: use some of cloudevents, elasticsearch"):
         routes_of(source)
     [found] = check_declaration(Stream("orders", source))
     assert (found.health, "'smoke_signals'" in found.found) == (Health.FAILED, True)

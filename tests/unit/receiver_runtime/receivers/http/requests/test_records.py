@@ -18,9 +18,9 @@ from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.records import (
     _COMPRESSED,
     _are_objects,
-    _column,
     _one_by_one,
     lines_at_once,
+    lines_column,
     parse_plain,
 )
 from tests.support.searches import examples
@@ -180,7 +180,7 @@ def test_lines_cut_at_once_equal_lines_cut_one_by_one(of_json: bool, odd: Sequen
     usual = [b'{"a": 1}', b"{}", b'{"text": "NaN"}'] * 20
     body = b"\n".join([*usual, *odd, *usual]) + end
     lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
-    found = _column(body, 100, is_json=of_json)
+    found = lines_column(body, 100, is_json=of_json)
     one_by_one = _one_by_one(lines, None, 100, UNLIMITED, is_json=of_json)
     if found is not None:
         assert (found.to_pylist(), one_by_one.rejected) == (one_by_one.bodies, [])
@@ -195,7 +195,7 @@ def test_many_lines_take_the_fast_path(monkeypatch: pytest.MonkeyPatch, kind: by
         found = parse_plain([(b"content-type", kind)], b'{"a": 1}\n' * 999 + b"{}" + end, most_bytes=MOST).bodies
         assert list(found) == [pa.scalar(b'{"a": 1}')] * 999 + [pa.scalar(b"{}")]
     blank_ends = b'{"a": 1} \r\n\n' * 100
-    monkeypatch.setattr(http_records, "_fault_of", None)
+    monkeypatch.setattr(http_records, "fault_of", None)
     assert parse_plain(LINES, blank_ends, most_bytes=MOST).bodies == [b'{"a": 1}'] * 100
 
 
