@@ -23,6 +23,7 @@ from forebay_contrib.web_hooks.sns_check import SnsCheck, fetch
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.sources.source_registry import parse_source
+from tests.support.polling import joined
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
 from tests.unit.receiver_runtime.support import eventually
 
@@ -436,7 +437,7 @@ def test_what_is_fetched_is_small_and_comes_from_the_address_itself(monkeypatch:
                     fetch(f"{address}{path}")
         finally:
             server.shutdown()
-            serving.join()
+            joined(serving)
     with pytest.raises(OSError, match="refused"):
         fetch(f"{address}/good")
 

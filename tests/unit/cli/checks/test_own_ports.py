@@ -56,7 +56,7 @@ def test_a_port_without_a_listener_is_a_warning() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{bound.getsockname()[1]}"
-        stream: Any = SimpleNamespace(name="lines", source=SimpleNamespace(listen=place))
+        stream: Any = SimpleNamespace(name="lines", source=SimpleNamespace(listen=place, further_addresses=()))
         [finding] = check_listening(stream, ours=set, is_here=True)
     assert finding.health is Health.WARNING
     assert finding.found == f"{place} is in use, and this account can't see by which process"
