@@ -91,7 +91,7 @@ _ENTRY = msgspec.json.Decoder(_Entry)
 
 
 class _NoEntryError(ValueError):
-    """Why something is no entry; the message is for its sender."""
+    """Signal why something is no entry; the message is for its sender."""
 
     def __init__(self, why: str, reason: DeadLetterReason = DeadLetterReason.UNPARSABLE) -> None:
         super().__init__(why)

@@ -63,7 +63,7 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
 class _NoEventError(ValueError):
-    """Why an object is no event; the message is for its sender."""
+    """Signal why an object is no event; the message is for its sender."""
 
     def __init__(self, why: str, reason: DeadLetterReason = DeadLetterReason.UNPARSABLE) -> None:
         super().__init__(why)

@@ -147,7 +147,7 @@ def test_a_refusal_names_the_error_and_how_to_fix_it(
     assert (problem["type"], problem["status"]) == ("about:blank", status)
     assert names in problem["detail"]
     if status == 415 and "Content-Encoding" in headers:
-        assert answer.headers["accept-encoding"] == "gzip, deflate, br, zstd, identity"
+        assert answer.headers["accept-encoding"] == "gzip, deflate, br, zstd, snappy, identity"
     # The next request is served, and the refused one stored nothing.
     assert one.post(b"7").status == 200
     assert len(one.rows()) == before + 1
