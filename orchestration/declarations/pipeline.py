@@ -111,8 +111,13 @@ def _milliseconds(duration: timedelta) -> int:
 
 
 def stored_source(source: Source, records: Records | None) -> dict[str, Any]:
-    """Return a source as `forebay apply` writes it, with what its records are if they are parsed."""
-    stored: dict[str, Any] = source.model_dump(mode="json")
+    """Return a source as `forebay apply` writes it, with what its records are if they are parsed.
+
+    A field that is not given, and is None then, is left out: an agent of a version before that field takes the rest.
+    """
+    fields = type(source).model_fields
+    absent = {name for name, field in fields.items() if field.default is None and getattr(source, name) is None}
+    stored: dict[str, Any] = source.model_dump(mode="json", exclude=absent)
     return stored if records is None else {**stored, RECORDS_FIELD: records.model_dump(mode="json")}
 
 

@@ -26,10 +26,16 @@ class LineJoiner:
 
     Args:
         max_bytes: the most bytes of a record of several lines, in UTF-8.
+
+    Raises ValueError: the pattern is not RE2's.
     """
 
     def __init__(self, multiline: Multiline, max_bytes: int) -> None:
         self._pattern = multiline.pattern
+        try:
+            pc.match_substring_regex(pa.array([""]), self._pattern)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"multiline: {self._pattern!r} is no regular expression of RE2: {error}") from error
         self._names_first = multiline.start is not None
         self._max_lines = multiline.max_lines
         self._max_bytes = max_bytes

@@ -33,6 +33,9 @@ _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?
 _LOCAL_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?P<time>[T ][0-9]{2}(?::[0-9]{2}){0,2}(?:\.[0-9]+)?)?")
 _WORDS = {True: "true", False: "false", None: "null"}
 _BOOLEANS = {"true": "true", "false": "false", "1": "true", "0": "false"}
+_MOST_LEVELS = 200
+# Brackets, and strings, which may have brackets in them.
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 # Letters of a number, and digits before its point, of what may be an integer or a time: more are of no use.
 _MOST_LETTERS = 100
 _MOST_DIGITS = 40
@@ -77,6 +80,8 @@ class Rewriter:
 
     def rewritten(self, record: bytes) -> bytes:
         """Return the record in strict JSON, as Arrow reads it. Raises NotWrittenError."""
+        if _is_deep(record):
+            raise NotWrittenError("it is nested too deep")
         try:
             text = record.decode()
             _UNBUILT.decode(record)
@@ -87,6 +92,21 @@ class Rewriter:
             raise NotWrittenError(f"no JSON: {error}", DeadLetterReason.UNPARSABLE) from error
         except RecursionError as error:
             raise NotWrittenError("it is nested too deep") from error
+
+
+def _is_deep(record: bytes) -> bool:
+    """Return whether a record is nested deeper than it may be: Python's own limit depends on its version and caller."""
+    if record.count(b"[") + record.count(b"{") <= _MOST_LEVELS:
+        return False
+    depth = 0
+    for token in _BRACKETS.finditer(record):
+        if (found := token[0]) in b"[{":
+            depth += 1
+            if depth > _MOST_LEVELS:
+                return True
+        elif found in b"]}":
+            depth -= 1
+    return False
 
 
 def has_maps(kind: pa.DataType) -> bool:

@@ -88,16 +88,7 @@ class _PieceReader:
         self._listing = listing
         #: Whether a file was changed while it was read, in the last call.
         self.has_changed = False
-        self._lines = (
-            LineReader(
-                encoding=source.encoding,
-                max_record_bytes=source.max_record_bytes,
-                checks_text=not source.binary_lines,
-                multiline=source.multiline,
-            )
-            if isinstance(source, FileLines)
-            else None
-        )
+        self._lines = LineReader.of(source) if isinstance(source, FileLines) else None
         # Contents, and archives.
         self.open: OpenContents[Any] = OpenContents(_MOST_OPEN)
 

@@ -13,6 +13,7 @@ from receiver_runtime.receivers.files.arriving import ArrivingCatalog
 from receiver_runtime.receivers.files.declaration import FileLines, WholeFiles
 from receiver_runtime.receivers.files.folders import LocalFolder, ObjectFolder
 from receiver_runtime.receivers.files.reader import FilesReader
+from receiver_runtime.receivers.files.records import LineReader
 from receiver_runtime.receivers.run_receiver import RunReceiver
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class FileLinesReceiver(_ArrivingFilesReceiver):
     """Receive the lines of complete files."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = FileLines.columns
+
+    def __init__(self, source: FileLines) -> None:
+        super().__init__(source)
+        LineReader.of(source)
 
 
 class WholeFilesReceiver(_ArrivingFilesReceiver):

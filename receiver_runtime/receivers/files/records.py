@@ -28,6 +28,7 @@ from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.receivers.wide_lines import WideLineFraming
 from receiver_runtime.record_formats.joined_lines import LineJoiner
 from receiver_runtime.sources.fields.text_encoding import MARK_BYTES, by_mark, is_one_byte, unit_of
+from receiver_runtime.sources.source import SourceError
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink
 from tracker_store.schema.states import LinkKind
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.files.content import Content
+    from receiver_runtime.receivers.files.declaration import FollowedFiles
     from receiver_runtime.receivers.lines import Positions
     from receiver_runtime.sources.fields.multiline import Multiline
     from tracker_store.blocks.blocks import Position
@@ -188,6 +190,19 @@ class LineReader:
         self._joiner = None if multiline is None else LineJoiner(multiline, max_record_bytes)
         # By encoding: files may have marks that name others than the declared one.
         self._framings: dict[str, LineFraming] = {}
+
+    @classmethod
+    def of(cls, source: FileLines | FollowedFiles) -> LineReader:
+        """Return what reads a source's lines. Raises SourceError: its pattern is not RE2's."""
+        try:
+            return cls(
+                encoding=source.encoding,
+                max_record_bytes=source.max_record_bytes,
+                checks_text=not source.binary_lines,
+                multiline=source.multiline,
+            )
+        except ValueError as error:
+            raise SourceError(str(error)) from error
 
     def read(
         self,
@@ -348,25 +363,31 @@ class _Cutter:
             text, at_end = self._text(reading, content, most, ends=ends)
             data = text.data
             whole = self._framing.last_end(data)
-            if at_end and completes and not text.is_cut and len(data) > whole > 0:
+            if at_end and completes and not text.is_cut and len(data) > whole > 0 and self._is_whole(data):
                 # A \r at its end is kept, as no newline follows it in the file.
                 cr = self._newline.replace(b"\n", b"\r")
                 data += cr * data.endswith(cr) + self._newline
                 whole = len(data)
+            # Behind NULs that may be a hole there may be more, or nothing for ever.
+            is_end = at_end or text.is_cut
             if whole:
-                more = not at_end or text.is_cut
-                is_last = text.is_cut or (at_end and closes)
-                part = self._joined_lines(reading, text, data[:whole], limits, is_last=is_last, more=more)
-                if part is None and not at_end and most >= largest:
-                    # What follows is too large for a line, so that it ends the record.
+                is_more = not is_end or (ends and (text.is_cut or whole < len(data)))
+                part = self._joined_lines(reading, text, data[:whole], limits, is_last=is_end and ends, more=is_more)
+                # A record whose time is over; or what follows is too large for a line, so that it ends the record.
+                if part is None and (closes if is_end else most >= largest):
+                    more = is_more or text.is_cut
                     part = self._joined_lines(reading, text, data[:whole], limits, is_last=True, more=more)
                 if part is not None:
                     return part
-                if at_end:
+                if is_end:
                     return Part(waits=True, is_open=True)
-            elif at_end or text.is_cut or most >= largest:
+            elif is_end or most >= largest:
                 return None
             most = max(most, largest)
+
+    def _is_whole(self, data: bytes) -> bool:
+        """Return whether bytes are whole units of the encoding."""
+        return len(data) % len(self._newline) == 0
 
     def _joined_lines(
         self, reading: Reading, text: Text, data: bytes, limits: Limits, *, is_last: bool, more: bool

@@ -14,7 +14,9 @@ from receiver_runtime.sources.fields.units import parse_duration
 
 #: What Python's syntax has and RE2's has not, whose time grows with the line's length alone: looks around, references
 #: back, atomic groups and some escapes.
-_NOT_IN_RE2 = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(?:<?[=!]|>|P=|\()|\\[1-9ZuUN]|[*+?}]\+)")
+_NOT_IN_RE2 = re.compile(
+    r"(?<!\\)(?:\\\\)*(\(\?(?:<?[=!]|>|P=|\(|#|[a-zA-Z-]*[axuL])|\\(?:[1-9ZuUN]|[^\x00-\x7f])|[*+?}]\+|\[[^\]]*\\b)"
+)
 
 #: Lines of stack traces that continue a record, by language. Fluent Bit's rules of the same names, without their
 #: states: so that a line's meaning does not depend on the lines before it.

@@ -110,12 +110,7 @@ class PieceReader:
     def __init__(self, settings: FollowedFiles, open_files: OpenFiles, schedule: LookSchedule, clock: Clock) -> None:
         self._complete_after = settings.complete_after
         self._open_for = None if settings.multiline is None else settings.multiline.timeout
-        self._lines = LineReader(
-            encoding=settings.encoding,
-            max_record_bytes=settings.max_record_bytes,
-            checks_text=not settings.binary_lines,
-            multiline=settings.multiline,
-        )
+        self._lines = LineReader.of(settings)
         self._open = open_files
         self._schedule = schedule
         self._clock = clock

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from receiver_runtime.receivers.files.declaration import FollowedFiles
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.receivers.files.receiver import FilesReceiver
+from receiver_runtime.receivers.files.records import LineReader
 
 if TYPE_CHECKING:
     from receiver_runtime.receivers.files.reader import Catalog
@@ -22,6 +23,8 @@ class FollowedFilesReceiver(FilesReceiver):
     def __init__(self, source: FollowedFiles) -> None:
         super().__init__(name=source.address, per_host=not source.shared)
         self._source = source
+        # Found before it begins, as any other fault of the declaration.
+        LineReader.of(source)
 
     def make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
         """Return what finds and reads the files."""

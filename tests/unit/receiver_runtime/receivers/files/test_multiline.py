@@ -11,10 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.files.content import OpenedFile
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
 from receiver_runtime.sources.fields.multiline import Multiline
+from receiver_runtime.sources.source import SourceError
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
 from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
@@ -198,6 +200,11 @@ def test_lines_that_keep_coming_do_not_make_a_record_wait_longer(tmp_path: Path)
         ({"start": "(?<!a)b"}, "'(?<!' is not in RE2's syntax"),
         ({"start": r"(a)\1"}, "is not in RE2's syntax"),
         ({"continuation": "(a"}, "'(a' is no regular expression"),
+        ({"start": "(?#c)x"}, "'(?#' is not in RE2's syntax"),
+        ({"start": "(?x) a"}, "'(?x' is not in RE2's syntax"),
+        ({"start": r"(?a)\d"}, "'(?a' is not in RE2's syntax"),
+        ({"start": r"[\b]"}, "is not in RE2's syntax"),
+        ({"start": "\\é"}, "is not in RE2's syntax"),
         ({"start": ""}, "an empty pattern matches each line"),
         ({"start": "a", "timeout": 0}, "greater than 0"),
     ],
@@ -212,3 +219,59 @@ def test_a_language_is_kept_as_its_pattern(tmp_path: Path) -> None:
     assert FollowedFiles.model_validate_json(source.model_dump_json()) == source
     with pytest.raises(ValidationError, match="'cobol' is not known: use 'java', 'python', 'go', or Multiline"):
         FileLines(path=str(tmp_path), multiline="cobol")
+
+
+@pytest.mark.parametrize("kind", [FollowedFiles, FileLines])
+def test_a_pattern_that_only_re2_can_refuse_fails_the_receiver_at_once(
+    tmp_path: Path, kind: type[FollowedFiles | FileLines]
+) -> None:
+    source = kind(path=f"{tmp_path}/a", multiline=Multiline(start="(.{900}){900}"))
+    with pytest.raises(SourceError, match=r"multiline: .* is no regular expression of RE2"):
+        make_receiver(source)
+
+
+@pytest.mark.parametrize("completes", [True, False])
+def test_half_a_unit_at_the_end_is_put_aside_behind_the_records(*, completes: bool) -> None:
+    data = "b\n a\nc".encode("utf-16-le") + b"Q"
+    reader = LineReader(encoding="utf-16-le", max_record_bytes=MOST, multiline=CONTINUATION)
+    reading = Reading("a")
+    records: list[str] = []
+    letters: list[bytes] = []
+    for _ in range(4):
+        content, limits = OpenedFile(pa.BufferReader(data)), Limits(1000, 1000)
+        part = reader.read(
+            reading, content, limits, path="a", modified_ms=1, ends=not completes, completes=completes, closes=completes
+        )
+        letters += [letter.data for letter in part.letters]
+        records += [] if part.batch is None else part.batch.column("value").to_pylist()
+    assert (records, letters) == (["b\n a"], ["c".encode("utf-16-le") + b"Q"])
+
+
+def test_nulls_at_the_end_that_may_be_written_yet_cut_no_record(tmp_path: Path) -> None:
+    log = Log()
+    path = tmp_path / "a.log"
+    path.write_bytes(b"b one\nmore\n" + bytes(5000))
+    reader = follow(tmp_path, log, multiline=Multiline(start="^b", timeout="5s"))
+    reader.run(3)
+    with path.open("r+b") as file:
+        file.seek(11)
+        file.write(b"and more\nb two\n")
+    reader.run(2)
+    assert log.values == ["b one\nmore\nand more"]
+    reader.run(7)
+    assert log.values == ["b one\nmore\nand more", "b two"]
+    reader.close()
+
+
+def test_a_record_that_begins_where_one_is_overdue_stays_open(tmp_path: Path) -> None:
+    log = Log()
+    write(tmp_path / "a.log", "b one")
+    reader = follow(tmp_path, log, multiline=Multiline(start="^b", timeout="5s"))
+    reader.run(5)
+    write(tmp_path / "a.log", "b two")
+    reader.run(2)
+    assert log.values == ["b one"]
+    write(tmp_path / "a.log", "more of two")
+    reader.run(7)
+    assert log.values == ["b one", "b two\nmore of two"]
+    reader.close()
