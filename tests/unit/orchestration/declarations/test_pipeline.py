@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay import DeclarationError, ParquetSink, Pipeline, Stream
-from forebay.sources import SocketText
+from forebay.sources import FileLines, FollowedFiles, Http, SocketText
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+from receiver_runtime.sources.source_registry import parse_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from orchestration.declarations.pipeline import Output, Window
+    from receiver_runtime.sources.source import Source
 
 SOURCE = SocketText(host="127.0.0.1", port=9999)
 SINK = ParquetSink("out")
@@ -296,3 +298,10 @@ def test_a_star_import_has_the_kinds_of_packages() -> None:
     names: dict[str, object] = {}
     exec("from forebay import *\nfrom forebay.sources import *", names)
     assert {"Http", "Kafka", "Tls", "DeltaSink", "Pipeline"} <= names.keys()
+
+
+@pytest.mark.parametrize("source", [Http(listen="127.0.0.1:8080"), FileLines(path="/a"), FollowedFiles(path="/a")])
+def test_a_field_that_is_not_given_is_unknown_to_older_agents(source: Source) -> None:
+    stored = Stream("a", source).declaration()["source"]
+    assert not {"key_from", "multiline", "tls", "verify"} & stored.keys()
+    assert parse_source(stored) == source
