@@ -31,8 +31,8 @@ def bulk(*lines: object) -> bytes:
     return b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
 
 
-def parsed(body: bytes, path: bytes = b"/_bulk", query: bytes = b"") -> AnsweredRows:
-    return parse_bulk([(TARGET_PATH, path), (TARGET_QUERY, query)], body, SOURCE, UNLIMITED)
+def parsed(body: bytes, path: bytes = b"/_bulk", query: bytes = b"", source: Http = SOURCE) -> AnsweredRows:
+    return parse_bulk([(TARGET_PATH, path), (TARGET_QUERY, query)], body, source, UNLIMITED)
 
 
 def rows(found: AnsweredRows) -> list[tuple[bytes, str | None, dict[str, str]]]:
@@ -141,6 +141,23 @@ def test_lines_that_are_no_actions_refuse_the_request(body: bytes, why: str) -> 
     assert refused.value.status == 400
     with pytest.raises(PushRefusedError):
         parsed(body + bulk(*[{"index": {}}, {}] * 50) if body.endswith(b"{}\n") else body)
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (bulk({"delete": {}}) * 10_000, b"/" + b"i" * 10_240 + b"/_bulk"),
+        (bulk({"create": {"_id": "1"}}, {}) * 1_000, b"/" + b"i" * 10_240 + b"/_bulk"),
+        # Quotes are longer in the answer than in the row.
+        (bulk({"create": {}}, {}) * 1_000, b"/" + b'"' * 600 + b"/_bulk"),
+    ],
+    ids=["refused", "one row", "columns"],
+)
+def test_items_of_the_answer_are_counted(body: bytes, path: bytes) -> None:
+    small = Http(listen="127.0.0.1:0", max_body_bytes="1 MiB", max_waiting_bytes="1 MiB")
+    with pytest.raises(PushRefusedError, match="its answer has more than 1048576 bytes") as refused:
+        parsed(body, path, source=small)
+    assert refused.value.status == 413
 
 
 _ACTIONS = st.sampled_from(
