@@ -200,6 +200,15 @@ def test_a_repeated_request_stores_documents_with_ids_once(tmp_path: Path) -> No
     assert {(row["path"], row["content_type"]) for row in found} == {("/i/_bulk", "application/json")}
 
 
+def test_a_document_that_is_none_is_kept_also_beside_one_that_is_there_already(tmp_path: Path) -> None:
+    known = bulk({"create": {"_index": "i", "_id": "1"}}, {"v": 1})
+    with listening(tmp_path, protocols="elasticsearch") as made:
+        assert not made.post(known, LINES, path="/_bulk").json()["errors"]
+        assert made.post(known + bulk({"create": {"_index": "i"}}, b'{"a": '), LINES, path="/_bulk").json()["errors"]
+        assert made.rig.dead_letters() == [("unparsable", 0, b'{"a":')]
+        assert made.bodies() == [b'{"v": 1}']
+
+
 def test_refusals_are_those_of_elasticsearch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "abc")
     with listening(tmp_path, protocols="elasticsearch", tokens="env:A_TOKEN", acknowledgement_timeout="300ms") as made:
