@@ -213,6 +213,13 @@ def test_the_parts_of_a_message_are_counted_together() -> None:
         read_message(_FIRST, made.SerializeToString(), ParsingLimits(most_values=99))
 
 
+def test_messages_with_longer_tags_are_counted() -> None:
+    for tag in (b"\x8a\x00", b"\x8a\x80\x00"):
+        assert len(read_message(_FIRST, (tag + b"\x00") * 99, ParsingLimits(most_values=99)).timeseries) == 99
+        with pytest.raises(PushRefusedError, match="100 messages in protobuf, max_body_values is 99"):
+            read_message(_FIRST, (tag + b"\x00") * 100, ParsingLimits(most_values=99))
+
+
 def test_the_time_is_checked_within_a_long_series() -> None:
     looks = 0
 
