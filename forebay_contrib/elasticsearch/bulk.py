@@ -93,6 +93,8 @@ class _Request:
     defaults: Mapping[str, str]
     rows: Rows
     most_bytes: int
+    most_answer_bytes: int
+    answer_bytes: int = 0
     items: list[Item] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     ids: list[str | None] = field(default_factory=list)
@@ -135,11 +137,25 @@ class _Request:
             self.rows.add(document, shared)
             self.keys.append(key)
             self.ids.append(action.id)
-        self.items.append(Item(stored(action.operation, action.index, action.id), row))
+        self.items.append(self.item(stored(action.operation, action.index, action.id), row))
 
     def refuse(self, action: _Action, kind: str, why: str) -> None:
         """Answer an action whose document is not stored."""
-        self.items.append(Item(unstored(action.operation, action.index, action.id, kind, why), None))
+        self.items.append(self.item(unstored(action.operation, action.index, action.id, kind, why), None))
+
+    def item(self, content: bytes, row: int | None, *, times: int = 1) -> Item:
+        """Return an item that the answer has ``times`` times: each repeats its index, which may be sent once for all.
+
+        Raises PushRefusedError: 413, the answer is too large.
+        """
+        self.answer_bytes += len(content) * times
+        if self.answer_bytes > self.most_answer_bytes:
+            raise PushRefusedError(
+                413,
+                f"body: its answer has more than {self.most_answer_bytes} bytes, which is max_waiting_bytes: send "
+                "fewer actions at once",
+            )
+        return Item(content, row)
 
     def pushed(self) -> AnsweredRows:
         """Return the rows, and how they are answered."""
@@ -156,15 +172,19 @@ def parse_bulk(headers: Headers, body: bytes, source: Http, limits: ParsingLimit
         PushRefusedError: 400 for lines that are no actions, 413 for too much.
     """
     limits.check_lines(body)
-    request = _Request(_defaults(headers), Rows(headers, source), source.max_record_bytes)
+    request = _request(headers, source)
     lines = lines_column(body, max(source.max_record_bytes, len(body)), is_json=True)
     if lines is not None and not len(lines) % 2:
         found = _in_columns(request, lines, limits)
         if found is not None:
             return found
-        request = _Request(_defaults(headers), Rows(headers, source), source.max_record_bytes)
+        request = _request(headers, source)
     _line_by_line(request, body, limits)
     return request.pushed()
+
+
+def _request(headers: Headers, source: Http) -> _Request:
+    return _Request(_defaults(headers), Rows(headers, source), source.max_record_bytes, source.max_waiting_bytes)
 
 
 def _defaults(headers: Headers) -> Mapping[str, str]:
@@ -198,7 +218,7 @@ def _in_columns(request: _Request, lines: pa.BinaryArray, limits: ParsingLimits)
     limits.check()
     if len(actions) == 1 and actions[0].id is None:
         [action] = actions
-        item = Item(stored(action.operation, action.index, None), 0)
+        item = request.item(stored(action.operation, action.index, None), 0, times=len(documents))
         batch = request.rows.batch_of(documents, _JSON, action.attributes)
         return AnsweredRows(batch, answer=partial(bulk_answer, [item], repeated=len(documents)))
     shared = [request.rows.add_shared(action.attributes) for action in actions]

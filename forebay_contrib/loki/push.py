@@ -37,6 +37,7 @@ PROTOBUF = "application/x-protobuf"
 _TEXT = "text/plain; charset=utf-8"
 _TIME = "timestamp"
 _SECOND = 10**9
+_MOST_LABELS_BYTES = 64 * 2**10  # of a stream's labels in protobuf: to read them takes a multiple of their memory
 _CHECK_EVERY = 1024  # how many entries to read before the time is checked again
 _MESSAGES = message_types(
     "forebay.loki",
@@ -171,6 +172,9 @@ class _Rows:
         self._rows = Rows(headers, source)
         self._most_bytes = source.max_record_bytes
         self._limits = limits
+        self._most_held = source.max_waiting_bytes
+        # The bytes of all dead letters.
+        self._held = 0
         self._rejected: list[RejectedRecord] = []
 
     def labels_of(self, labels: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str], int]:
@@ -222,7 +226,18 @@ class _Rows:
         self.reject(alone.SerializeToString(), error)
 
     def reject(self, data: bytes, error: _NoEntryError) -> None:
-        """Note what is no entry."""
+        """Note what is no entry. Each has all labels of its stream, so the bytes are counted.
+
+        Raises PushRefusedError: 400, there are too many; 413, they are too large together.
+        """
+        self._limits.check()
+        self._held += len(data)
+        if self._held > self._most_held:
+            raise PushRefusedError(
+                413,
+                f"body: more than {self._most_held} bytes of entries that are none, each with its labels, which is "
+                f"max_waiting_bytes; {error}: correct it, or send fewer at once",
+            )
         self._rejected.append(RejectedRecord(data, error.reason, str(error)))
         if len(self._rejected) > MOST_REJECTED:
             raise PushRefusedError(400, f"body: more than {MOST_REJECTED} entries are none; {self._rejected[0].why}")
@@ -237,6 +252,8 @@ class _Rows:
 
 def labels_in(text: bytes) -> Mapping[str, str]:
     """Return the labels that a text in braces has. Raises ValueError."""
+    if len(text) > _MOST_LABELS_BYTES:
+        raise ValueError("they are longer than 64 KiB")
     inner = text.strip()
     if inner[:1] != b"{" or inner[-1:] != b"}":
         raise ValueError("they have no braces around them")

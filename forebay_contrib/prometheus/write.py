@@ -36,7 +36,9 @@ _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
 _NAME = "__name__"
 _STALE = struct.pack("<Q", 0x7FF0_0000_0000_0002)  # the NaN that says that a series has ended
-_CHECK_EVERY = 256  # how many series to read before the time is checked again
+_CHECK_EVERY = 256  # how many rows of a series to make before the time is checked again
+_LABEL_BYTES = 6  # of a label in JSON, beside its name and value
+_ELEMENT_BYTES = 2  # of an element of a histogram in JSON, at least
 _COUNTED = ("samples", "histograms", "exemplars")
 #: Metrics' types, by their numbers in the second version.
 _METRIC_TYPES = (None, "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset")
@@ -99,9 +101,13 @@ _SECOND = message_types(
 )["Request"]
 
 
+class _TooLargeError(ValueError):
+    """Signal that a row of a series would be larger than a record may be."""
+
+
 @dataclass(slots=True)
 class _Symbols:
-    """Hold the texts of a request of the second version, each decoded once."""
+    """Hold the texts of a request of the second version, to which its series refer."""
 
     texts: Sequence[bytes]
 
@@ -109,7 +115,8 @@ class _Symbols:
         """Yield names and values. Raises ValueError."""
         if len(references) % 2:
             raise ValueError(f"{len(references)} references are no pairs of names and values")
-        for name, value in zip(references[::2], references[1::2], strict=True):
+        each = iter(references)
+        for name, value in zip(each, each, strict=True):
             yield self.text(name), self.text(value)
 
     def text(self, reference: int) -> bytes:
@@ -134,7 +141,7 @@ def parse_write(headers: Headers, body: bytes, source: Http, limits: ParsingLimi
     # What has a Content-Encoding is decompressed already. Both versions say that it is snappy.
     if header(headers, b"content-encoding") is None:
         body = unsnapped(body, most_bytes=source.max_body_bytes, limits=limits)
-    made = _Rows(Rows(headers, source), source.max_record_bytes)
+    made = _Rows(Rows(headers, source), source)
     if message == SECOND:
         request = read_message(_SECOND, body, limits)
         made.add_all(request.timeseries, _Symbols(list(request.symbols)), limits)
@@ -159,21 +166,28 @@ def _message_of(headers: Headers) -> str:
 class _Rows:
     """Gather the rows of series, and what is none."""
 
-    def __init__(self, rows: Rows, most_bytes: int) -> None:
+    def __init__(self, rows: Rows, source: Http) -> None:
         self._rows = rows
-        self._most_bytes = most_bytes
+        self._most_bytes = min(source.max_record_bytes, source.max_waiting_bytes)
+        self._most_held = source.max_waiting_bytes
+        # The bytes of all bodies, those of dead letters among them.
+        self._held = 0
         self._none = rows.add_shared({})
         self._rejected: list[RejectedRecord] = []
         #: The kind of each row.
         self._kinds: list[str] = []
 
     def add_all(self, series: Iterable[Any], symbols: _Symbols | None, limits: ParsingLimits) -> None:
-        """Add the rows of each series."""
+        """Add the rows of each series. Raises PushRefusedError: 413, they are too large together."""
         for number, one in enumerate(series):
-            if not number % _CHECK_EVERY:
-                limits.check()
+            limits.check()
             try:
-                made = list(_bodies(one, symbols))
+                made = self._made(one, symbols, limits)
+            except PushRefusedError:
+                raise
+            except _TooLargeError as error:
+                self._reject(one.SerializeToString(), DeadLetterReason.RECORD_TOO_LARGE, f"series {number}: {error}")
+                continue
             except ValueError as error:
                 self._reject(one.SerializeToString(), DeadLetterReason.UNPARSABLE, f"series {number}: {error}")
                 continue
@@ -184,6 +198,27 @@ class _Rows:
                 else:
                     self._rows.add(body, self._none)
                     self._kinds.append(kind)
+
+    def _made(
+        self,
+        series: Any,  # noqa: ANN401  a message
+        symbols: _Symbols | None,
+        limits: ParsingLimits,
+    ) -> Sequence[tuple[str, bytes]]:
+        """Return the rows of a series, each with its kind. Each of them has all its labels, so they are counted."""
+        made: list[tuple[str, bytes]] = []
+        for row in _bodies(series, symbols, self._most_bytes):
+            if not len(made) % _CHECK_EVERY:
+                limits.check()
+            self._held += len(row[1])
+            if self._held > self._most_held:
+                raise PushRefusedError(
+                    413,
+                    f"body: more than {self._most_held} bytes of rows, each with its labels, which is "
+                    "max_waiting_bytes: send fewer at once",
+                )
+            made.append(row)
+        return made
 
     def _reject(self, data: bytes, reason: DeadLetterReason, why: str) -> None:
         self._rejected.append(RejectedRecord(data, reason, why))
@@ -208,9 +243,13 @@ def _answer(kinds: Sequence[str], answered: Answered) -> Reply:
     return Reply(HTTPStatus.ACCEPTED if answered.buffered else HTTPStatus.NO_CONTENT, _TEXT, b"", counts)
 
 
-def _bodies(series: Any, symbols: _Symbols | None) -> Iterator[tuple[str, bytes]]:  # noqa: ANN401  a message
+def _bodies(
+    series: Any,  # noqa: ANN401  a message
+    symbols: _Symbols | None,
+    most_bytes: int,
+) -> Iterator[tuple[str, bytes]]:
     """Yield the rows of a series, each with its kind. Raises ValueError."""
-    labels = _labels(series, symbols)
+    labels = _labels(series, symbols, most_bytes)
     name = labels.pop(_NAME, None)
     head = f'{{"name":{_dumps(name)},"labels":{_dumps(labels)}'
     started = 0
@@ -222,24 +261,30 @@ def _bodies(series: Any, symbols: _Symbols | None) -> Iterator[tuple[str, bytes]
         yield "samples", f'{head},"timestamp_ms":{sample.timestamp}{start},{_value(sample.value)}}}'.encode()
     for histogram in series.histograms:
         start = _start(histogram.start_timestamp or started)
-        body = f'{head},"timestamp_ms":{histogram.timestamp}{start},"histogram":{_histogram(histogram)}}}'
+        body = f'{head},"timestamp_ms":{histogram.timestamp}{start},"histogram":{_histogram(histogram, most_bytes)}}}'
         yield "histograms", body.encode()
     for exemplar in series.exemplars:
-        its = _dumps(_labels(exemplar, symbols))
+        its = _dumps(_labels(exemplar, symbols, most_bytes))
         body = f'{head},"timestamp_ms":{exemplar.timestamp},{_value(exemplar.value)},"exemplar":{its}}}'
         yield "exemplars", body.encode()
 
 
-def _labels(one: Any, symbols: _Symbols | None) -> dict[str, str]:  # noqa: ANN401  a message
-    pairs = (
-        [(label.name, label.value) for label in one.labels] if symbols is None else list(symbols.pairs(one.labels_refs))
-    )
-    try:
-        labels = {name.decode(): value.decode() for name, value in pairs}
-    except UnicodeDecodeError as error:
-        raise ValueError(f"a label is no UTF-8 at byte {error.start}") from error
-    if len(labels) != len(pairs):
-        raise ValueError("a label is there twice")
+def _labels(one: Any, symbols: _Symbols | None, most_bytes: int) -> dict[str, str]:  # noqa: ANN401  a message
+    """Return the labels of a series or an exemplar, which may refer to one long text many times. Raises ValueError."""
+    pairs = ((label.name, label.value) for label in one.labels) if symbols is None else symbols.pairs(one.labels_refs)
+    labels: dict[str, str] = {}
+    size = 0
+    for name, value in pairs:
+        size += len(name) + len(value) + _LABEL_BYTES
+        if size > most_bytes:
+            raise _TooLargeError(f"more than {most_bytes} bytes of labels, which is the most that a record has")
+        try:
+            named, text = name.decode(), value.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"a label is no UTF-8 at byte {error.start}") from error
+        if named in labels:
+            raise ValueError("a label is there twice")
+        labels[named] = text
     return labels
 
 
@@ -269,7 +314,10 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else _special(value)
 
 
-def _histogram(histogram: Any) -> str:  # noqa: ANN401  a message
+def _histogram(histogram: Any, most_bytes: int) -> str:  # noqa: ANN401  a message
+    elements = sum(len(getattr(histogram, name)) for name, (_, kind) in _HISTOGRAM.items() if " " in kind)
+    if elements * _ELEMENT_BYTES > most_bytes:
+        raise _TooLargeError(f"a histogram of {elements} elements, a record has {most_bytes} bytes at most")
     hint = histogram.reset_hint
     found: dict[str, object] = {
         "count": histogram.count_int if histogram.HasField("count_int") else _number(histogram.count_float),

@@ -31,8 +31,8 @@ def bulk(*lines: object) -> bytes:
     return b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
 
 
-def parsed(body: bytes, path: bytes = b"/_bulk", query: bytes = b"") -> AnsweredRows:
-    return parse_bulk([(TARGET_PATH, path), (TARGET_QUERY, query)], body, SOURCE, UNLIMITED)
+def parsed(body: bytes, path: bytes = b"/_bulk", query: bytes = b"", source: Http = SOURCE) -> AnsweredRows:
+    return parse_bulk([(TARGET_PATH, path), (TARGET_QUERY, query)], body, source, UNLIMITED)
 
 
 def rows(found: AnsweredRows) -> list[tuple[bytes, str | None, dict[str, str]]]:
@@ -143,6 +143,23 @@ def test_lines_that_are_no_actions_refuse_the_request(body: bytes, why: str) -> 
         parsed(body + bulk(*[{"index": {}}, {}] * 50) if body.endswith(b"{}\n") else body)
 
 
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (bulk({"delete": {}}) * 10_000, b"/" + b"i" * 10_240 + b"/_bulk"),
+        (bulk({"create": {"_id": "1"}}, {}) * 1_000, b"/" + b"i" * 10_240 + b"/_bulk"),
+        # Quotes are longer in the answer than in the row.
+        (bulk({"create": {}}, {}) * 1_000, b"/" + b'"' * 600 + b"/_bulk"),
+    ],
+    ids=["refused", "one row", "columns"],
+)
+def test_items_of_the_answer_are_counted(body: bytes, path: bytes) -> None:
+    small = Http(listen="127.0.0.1:0", max_body_bytes="1 MiB", max_waiting_bytes="1 MiB")
+    with pytest.raises(PushRefusedError, match="its answer has more than 1048576 bytes") as refused:
+        parsed(body, path, source=small)
+    assert refused.value.status == 413
+
+
 _ACTIONS = st.sampled_from(
     [
         *({"create": {"_index": "a"}}, {"index": {}}, {"index": {"_index": "b", "_id": "1"}}),
@@ -181,6 +198,15 @@ def test_a_repeated_request_stores_documents_with_ids_once(tmp_path: Path) -> No
     assert [row["body"] for row in found] == [b'{"v": 1}', b'{"v": 2}', b'{"v": 2}']
     assert dict(found[0]["attributes"])["x-tenant"] == "t"
     assert {(row["path"], row["content_type"]) for row in found} == {("/i/_bulk", "application/json")}
+
+
+def test_a_document_that_is_none_is_kept_also_beside_one_that_is_there_already(tmp_path: Path) -> None:
+    known = bulk({"create": {"_index": "i", "_id": "1"}}, {"v": 1})
+    with listening(tmp_path, protocols="elasticsearch") as made:
+        assert not made.post(known, LINES, path="/_bulk").json()["errors"]
+        assert made.post(known + bulk({"create": {"_index": "i"}}, b'{"a": '), LINES, path="/_bulk").json()["errors"]
+        assert made.rig.dead_letters() == [("unparsable", 0, b'{"a":')]
+        assert made.bodies() == [b'{"v": 1}']
 
 
 def test_refusals_are_those_of_elasticsearch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay_contrib.loki.push import _MESSAGES, labels_in, parse_push
 from receiver_runtime.receivers.http.declaration import Http
-from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import TARGET_PATH, PushedRows, PushRefusedError
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, listening
 
@@ -112,6 +112,41 @@ def test_labels_that_each_entry_repeats_are_counted() -> None:
     with pytest.raises(PushRefusedError, match="max_waiting_bytes") as refused:
         parsed(body, max_waiting_bytes=500_000)
     assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_labels_that_each_dead_letter_repeats_are_counted(is_json: bool) -> None:
+    long = "x" * 32_768
+    if is_json:
+        body, kind = in_json(["1", "good"], *[["x", "a"]] * 100, labels={"long": long}), b"application/json"
+    else:
+        entries = [(0, 1, b"good", {}), *[(0, 2, b"bad", {b"n": b"\xff"})] * 100]
+        body = snapped(message(*entries, labels=b'{long="%b"}' % long.encode()))
+        kind = b"application/x-protobuf"
+    assert len(parsed(body, kind).rejected) == 100
+    with pytest.raises(PushRefusedError, match="max_waiting_bytes") as refused:
+        parsed(body, kind, max_waiting_bytes=2**20)
+    assert refused.value.status == 413
+
+
+def test_the_time_is_checked_at_each_dead_letter() -> None:
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    body = in_json(["1", "good"], *[["x", "a"]] * 100)
+    parse_push([(b"content-type", b"application/json")], body, SOURCE, ParsingLimits(clock=clock))
+    assert looks > 100
+
+
+def test_labels_of_more_than_64_kib_are_not_read() -> None:
+    long = message((0, 1, b"a", {}), labels=b'{long="%b"}' % (b"x" * 65 * 1024))
+    found = parsed(snapped(message((0, 1, b"good", {})) + long), b"application/x-protobuf")
+    assert [body for body, _ in rows(found)] == [b"good"]
+    assert [(one.data, one.why) for one in found.rejected] == [(long, "labels: they are longer than 64 KiB")]
 
 
 _NAMES = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,5}", fullmatch=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from forebay_contrib.prometheus.write import _FIRST, _SECOND, FIRST, SECOND, parse_write
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.declaration import Http
-from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.messages import read_message
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import TARGET_PATH, PushRefusedError
 from receiver_runtime.receivers.http.requests.route import Answered
 from receiver_runtime.record_formats.typed_rows import TypedRows
@@ -58,9 +60,13 @@ def snapped(message: Any) -> bytes:  # noqa: ANN401  a message
     return data
 
 
-def parsed(message: Any) -> AnsweredRows:  # noqa: ANN401  a message
+def parsed(
+    message: Any,  # noqa: ANN401  a message
+    source: Http = SOURCE,
+    limits: ParsingLimits = UNLIMITED,
+) -> AnsweredRows:
     kind = f"application/x-protobuf; proto={SECOND if isinstance(message, _SECOND) else FIRST}".encode()
-    return parse_write([(b"content-type", kind), (TARGET_PATH, WRITE.encode())], snapped(message), SOURCE, UNLIMITED)
+    return parse_write([(b"content-type", kind), (TARGET_PATH, WRITE.encode())], snapped(message), source, limits)
 
 
 def bodies(found: AnsweredRows) -> list[dict[str, Any]]:
@@ -145,6 +151,85 @@ def test_a_series_that_can_not_be_read_is_rejected_alone() -> None:
     wrong.timeseries.add(labels_refs=[1, 99]).samples.add(value=1.0)
     wrong.timeseries.add(labels_refs=[1, 2], metadata={"unit_ref": 99}).samples.add(value=1.0)
     assert (len(bodies(parsed(wrong))), len(parsed(wrong).rejected)) == (1, 3)
+
+
+def _long_label() -> Any:  # noqa: ANN401  a message
+    made = first(labels={"long": "x" * 65_536})
+    for _ in range(1000):
+        made.timeseries[0].samples.add()
+    return made
+
+
+def _symbol_often() -> Any:  # noqa: ANN401  a message
+    made = _SECOND(symbols=[b"x" * 65_536, *(b"%d" % number for number in range(1000))])
+    made.timeseries.add(labels_refs=[place for number in range(1, 1001) for place in (number, 0)]).samples.add()
+    return made
+
+
+def _symbol_in_exemplars() -> Any:  # noqa: ANN401  a message
+    made = _SECOND(symbols=[b"x" * 65_536, b"n"])
+    series = made.timeseries.add(labels_refs=[1, 1])
+    for _ in range(1000):
+        series.exemplars.add(labels_refs=[1, 0])
+    return made
+
+
+@pytest.mark.parametrize("make", [_long_label, _symbol_often, _symbol_in_exemplars])
+def test_labels_that_rows_repeat_are_refused_before_there_are_many(make: Any) -> None:  # noqa: ANN401
+    """Each sample has the labels of its series: a few kilobytes, as sent, would be gigabytes."""
+    small = Http(listen="127.0.0.1:0", max_body_bytes="1 MiB", max_waiting_bytes="1 MiB")
+    tracemalloc.start()
+    try:
+        with pytest.raises(PushRefusedError) as refused:
+            parsed(make(), small)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert refused.value.status == 413
+    assert peak < 8 * 2**20
+
+
+def test_a_series_with_more_labels_than_a_record_has_is_a_dead_letter_as_it_was_sent() -> None:
+    made = second((1.0, 1))
+    made.symbols.append(b"x" * 6000)
+    made.timeseries.add(labels_refs=[1, 6, 2, 6]).samples.add()
+    made.timeseries.add(labels_refs=[1, 2]).histograms.add(positive_deltas=[0] * 6000)
+    found = parsed(made)
+    assert len(bodies(found)) == 1
+    assert [(one.reason.label, one.data) for one in found.rejected] == [
+        ("record_too_large", series.SerializeToString()) for series in made.timeseries[1:]
+    ]
+
+
+def test_the_parts_of_a_message_are_counted_together() -> None:
+    made = first((1.0, 1))
+    histogram = made.timeseries[0].histograms.add()
+    # Neither the spans alone nor the samples alone are too many.
+    for _ in range(50):
+        histogram.positive_spans.add()
+        made.timeseries[0].samples.add()
+    assert read_message(_FIRST, made.SerializeToString(), ParsingLimits(most_values=150)) == made
+    with pytest.raises(PushRefusedError, match="messages in protobuf, max_body_values is 99"):
+        read_message(_FIRST, made.SerializeToString(), ParsingLimits(most_values=99))
+
+
+def test_messages_with_longer_tags_are_counted() -> None:
+    for tag in (b"\x8a\x00", b"\x8a\x80\x00"):
+        assert len(read_message(_FIRST, (tag + b"\x00") * 99, ParsingLimits(most_values=99)).timeseries) == 99
+        with pytest.raises(PushRefusedError, match="100 messages in protobuf, max_body_values is 99"):
+            read_message(_FIRST, (tag + b"\x00") * 100, ParsingLimits(most_values=99))
+
+
+def test_the_time_is_checked_within_a_long_series() -> None:
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    parsed(first(*[(1.0, 1)] * 10_000), limits=ParsingLimits(clock=clock))
+    assert looks > 10
 
 
 @settings(max_examples=60)

@@ -144,14 +144,12 @@ class WaitingRequest:
         # No key that a sender gives has this character, so no scoped key equals one without a scope.
         return key if self.key_scope is None else f"{self.key_scope}\x1f{key}"
 
-    def only_key(self) -> str | None:
-        """Return the one key that all its records have, which identifies the request; None where there is none."""
-        return next(iter(self.key_forms()), None)
-
     def key_forms(self) -> Sequence[str]:
-        """Return `only_key` in each form in which it may be registered; empty where there is none."""
-        keys = {self.request_key} if self.keys is None or self.request_key is not None else set(self.keys)
-        if len(keys) != 1 or (key := keys.pop()) is None:
+        """Return the request's key in each form in which it may be registered; empty where it has none.
+
+        Keys of its records are none: another request may have had the same records, and other dead letters.
+        """
+        if (key := self.request_key) is None:
             return ()
         return (key,) if self.key_scope is None else (self._scoped(key), key)
 

@@ -70,8 +70,8 @@ class RequestDeadLetters:
         held = waiting.nbytes + sum(len(letter.data) for letter in letters)
         if (too_much := self._admission.check_room(held)) is not None:
             raise RefusedError(too_much)
-        key = waiting.only_key()
         forms = waiting.key_forms()
+        key = forms[0] if forms else None
 
         def put_aside() -> None:
             if key is None or not self._supervisor.block_path.known_keys(forms):

@@ -7,6 +7,7 @@ UTF-8.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
-
-_LENGTHS = b"\x0a\x12\x1a\x22\x2a"  # the tags of the first five fields that are messages or text
 
 _TYPES = {
     "bytes": FieldDescriptorProto.TYPE_BYTES,
@@ -66,6 +65,14 @@ def _field(package: str, name: str, said: tuple[int, str]) -> FieldDescriptorPro
     )
 
 
+@lru_cache(maxsize=64)
+def _tags(kind: Any) -> bytes:  # noqa: ANN401  a message of a type made above
+    """Return the tags of all fields that are messages or text, in a type's table."""
+    fields = [field for one in kind.DESCRIPTOR.file.message_types_by_name.values() for field in one.fields]
+    with_length = {FieldDescriptorProto.TYPE_MESSAGE, FieldDescriptorProto.TYPE_BYTES}
+    return bytes({field.number << 3 | 2 for field in fields if field.type in with_length})
+
+
 def read_message(kind: Any, body: bytes, limits: ParsingLimits) -> Any:  # noqa: ANN401  a message of a type made above
     """Return the message that a body is.
 
@@ -73,8 +80,7 @@ def read_message(kind: Any, body: bytes, limits: ParsingLimits) -> Any:  # noqa:
         ParsingStoppedError: the time is over, or the sender has left.
         PushRefusedError: 400, it is none; 413, it has too many parts.
     """
-    for tag in _LENGTHS:
-        limits.check_lines(body, bytes([tag]), "messages in protobuf")
+    limits.check_protobuf(body, _tags(kind), b"")
     try:
         return kind.FromString(body)
     except DecodeError as error:

@@ -111,8 +111,15 @@ class ParsingLimits:
         """
         self._refuse_above(count, "elements of a JSON array")
 
-    def check_protobuf(self, body: bytes) -> None:
-        """Count what may be a message of an export request in protobuf, and check the time.
+    def check_protobuf(
+        self, body: bytes, marks: bytes = _PROTOBUF_MARKS, tiny_marks: bytes = _MORE_PROTOBUF_MARKS
+    ) -> None:
+        """Count what may be a message in protobuf, of an export request if no tags are given, and check the time.
+
+        Args:
+            body: the request's.
+            marks: the tags of messages. Each of these bytes is counted.
+            tiny_marks: the tags that are counted only where a tiny message follows.
 
         Raises:
             PushRefusedError: 413, there are too many.
@@ -121,7 +128,9 @@ class ParsingLimits:
         if len(body) > self._most_values:
             octets = np.frombuffer(body, np.uint8)
             tiny = octets[:-1][octets[1:] < _TINY]
-            found = _count(octets, _PROTOBUF_MARKS) + _count(tiny, _MORE_PROTOBUF_MARKS)
+            # A tag may go on with bytes that say nothing: protobuf takes such tags, and no sender in use writes them.
+            longer = octets[:-1][octets[1:] & 0x7F == 0] ^ 0x80
+            found = _count(octets, marks) + _count(longer, marks) + _count(tiny, tiny_marks)
             self._refuse_above(found, "messages in protobuf")
 
     def _refuse_above(self, found: int, what: str) -> None:
