@@ -122,13 +122,12 @@ def _pairs(lines: Lines) -> _Pairs:
 
 def _without_escaped(octets: np.ndarray[tuple[int], np.dtype[np.uint8]], quotes: Places) -> tuple[Places, Places]:
     """Return the quotes without and with an odd number of backslashes before them."""
-    odd = np.zeros(quotes.size, np.bool_)
-    at = quotes - 1
-    going = (quotes > 0) & (octets[np.maximum(at, 0)] == _BACKSLASH) if quotes.size else odd
-    while going.any():
-        odd[going] ^= True
-        at = at - 1
-        going = going & (at >= 0) & (octets[np.maximum(at, 0)] == _BACKSLASH)
+    if not quotes.size:
+        return quotes, quotes
+    # For each byte where the last one up to it is that is no backslash.
+    plain = np.maximum.accumulate(np.where(octets != _BACKSLASH, np.arange(octets.size), -1))
+    before = np.maximum(quotes - 1, 0)
+    odd = (before - plain[before]) % 2 == 1
     return quotes[~odd], quotes[odd]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from forebay_contrib.schema_records.cursor import (
     joined,
 )
 from receiver_runtime.block_store.frames.columns import arrow_type
+from receiver_runtime.record_formats.exact_cast import END_DAY, FIRST_DAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,17 +34,19 @@ if TYPE_CHECKING:
     from forebay_contrib.schema_records.cursor import Cursor, Flags, Numbers
 
     Raw = tuple[NDArray[Any], ...]
+    _Pairs = list[tuple[object, object]]
 
 # Items of a block whose items have no bytes: more is no data.
 _MOST_EMPTY = 1024
 _MOST_BYTES = 16  # of a decimal
 _INT = 2**31
-# Items of a block that are read by steps.
+_DAY_MICROSECONDS = 86_400_000_000
+# Items of a block, and blocks, that are read by steps.
 _MOST_STEPS = 64
 # What is wrong with a record.
 _NO_BOOLEAN = "a boolean is a byte that is neither 0 nor 1"
 _NO_DECIMAL = "a decimal has no bytes, or more than 16"
-_LATE = "a time is out of range"
+_LATE = "a time is out of range: it is not in the years 1 to 9999"
 _LARGE = "an int has more than 32 bits"
 _FEW_BYTES = "it has fewer bytes than its number of items needs"
 
@@ -123,28 +127,31 @@ class Number(Leaf):
         super().__init__(of)
         self._fixed = {"float": "<f4", "double": "<f8"}.get(of.kind)
         self._width = np.dtype(self._fixed or {"int": "<i4", "long": "<i8"}[of.kind])
-        self._most = (_INT if of.kind == "int" else 2**63) // of.factor
+        # How many of what Avro counts a day has.
+        day = {"date": 1, "time": _DAY_MICROSECONDS // of.factor}.get(of.arrow[:4])
+        self._years = None if day is None else (FIRST_DAY * day, END_DAY * day)
 
     def raw(self, cursor: Cursor) -> Raw:
         if self._fixed:
             return (cursor.fixed(self._fixed),)
-        found = cursor.zigzags()
+        found: NDArray[Any] = cursor.zigzags()
         if self.of.kind == "int":
-            return (_ints(cursor, found),)
-        if self.of.factor != 1:
-            bad = (found >= self._most) | (found < -self._most)
+            found = _ints(cursor, found)
+        if self._years is not None:
+            bad = (found < self._years[0]) | (found >= self._years[1])
             if bad.any():
                 cursor.fail(bad, _LATE)
-                found = np.where(bad, 0, found)
-            found = found * self.of.factor
-        return (found,)
+                found = np.where(bad, found.dtype.type(0), found)
+        return (found if self.of.factor == 1 else found * self.of.factor,)
 
     def one(self, record: SingleRecord) -> object:
         if self._fixed:
             return np.frombuffer(record.take(self._width.itemsize), self._fixed)[0]
         found = record.zigzag()
-        if not -self._most <= found < self._most:
-            raise WrongRecordError(_LARGE if self.of.kind == "int" else _LATE)
+        if self.of.kind == "int" and not -_INT <= found < _INT:
+            raise WrongRecordError(_LARGE)
+        if self._years is not None and not self._years[0] <= found < self._years[1]:
+            raise WrongRecordError(_LATE)
         return found * self.of.factor
 
     def starts(self, cursor: Cursor, which: Numbers, counts: Numbers) -> Numbers | None:
@@ -313,7 +320,8 @@ class Items(Decoder):
     """Read arrays and maps: blocks of items, each with their number before it.
 
     A step reads one item of each record that has more of them. In a block of many, what is left after some steps is
-    read without steps if the places of the items can be told, else one by one: a step costs as much as many items.
+    read without steps if the places of the items can be told, else one by one: a step costs as much as many items. So
+    is what is left after some blocks.
     """
 
     def __init__(self, of: Type) -> None:
@@ -325,7 +333,9 @@ class Items(Decoder):
     def read(self, cursor: Cursor) -> pa.Array:
         found = _Found(self._key is not None)
         reading = np.arange(len(cursor))
-        while len(reading):
+        for _ in range(_MOST_STEPS):
+            if not len(reading):
+                break
             some = cursor.only(reading)
             counts = self._counts(some)
             cursor.put(reading, some)
@@ -342,6 +352,8 @@ class Items(Decoder):
                 more = (left > 0) & ~some.failed
                 going, left = going[more], left[more]
             reading = reading[~cursor.failed[reading]]
+        for row in reading.tolist():
+            self._read_singly(cursor, row, self._pairs_left, found)
         order, offsets = found.order(len(cursor))
         values = joined(found.items, self._item.type).take(order)
         if self._key is None:
@@ -359,30 +371,39 @@ class Items(Decoder):
             cursor.failed[np.repeat(which, counts)[items.failed]] = True
             return
         for row, count in zip(which.tolist(), counts.tolist(), strict=True):
-            record = SingleRecord(cursor, row)
-            try:
-                values = [self._pair(record) for _ in range(count)]
-            except WrongRecordError as error:
-                cursor.fail(np.array([row]), str(error))
-                continue
-            cursor.places[row] = record.at
-            keys = None if self._key is None else pa.array([key for key, _ in values], pa.string())
-            found.add(np.full(count, row), pa.array([value for _, value in values], self._item.type), keys)
+            self._read_singly(cursor, row, partial(self._pairs, count=count), found)
 
-    def _pair(self, record: SingleRecord) -> tuple[object, object]:
-        key = None if self._key is None else self._key.one(record)
-        return key, self._item.one(record)
+    def _read_singly(self, cursor: Cursor, row: int, read: Callable[[SingleRecord], _Pairs], found: _Found) -> None:
+        """Read items of one record by itself."""
+        record = SingleRecord(cursor, row)
+        try:
+            pairs = read(record)
+        except WrongRecordError as error:
+            cursor.fail(np.array([row]), str(error))
+            return
+        cursor.places[row] = record.at
+        keys = None if self._key is None else pa.array([key for key, _ in pairs], pa.string())
+        found.add(np.full(len(pairs), row), pa.array([value for _, value in pairs], self._item.type), keys)
+
+    def _pairs(self, record: SingleRecord, count: int) -> _Pairs:
+        """Read so many items, each with its key if this is a map."""
+        return [(None if self._key is None else self._key.one(record), self._item.one(record)) for _ in range(count)]
 
     def one(self, record: SingleRecord) -> object:
-        values: list[tuple[object, object]] = []
+        pairs = self._pairs_left(record)
+        return [value for _, value in pairs] if self._key is None else pairs
+
+    def _pairs_left(self, record: SingleRecord) -> _Pairs:
+        """Read the items of the blocks that are left."""
+        pairs: _Pairs = []
         while count := record.zigzag():
             if count < 0:
                 count = -count
                 record.checked_length(record.zigzag())
             if count > ((record.end - record.at) // self._least if self._least else _MOST_EMPTY):
                 raise WrongRecordError(_FEW_BYTES)
-            values += [self._pair(record) for _ in range(count)]
-        return [value for _, value in values] if self._key is None else values
+            pairs += self._pairs(record, count)
+        return pairs
 
     def _counts(self, cursor: Cursor) -> Numbers:
         """Read how many items come next in each record."""

@@ -214,7 +214,10 @@ class Cursor:
             counts = np.where(some.failed, 0, counts)
             starts = np.repeat(some.skip(spans), counts) + size * numbers_of(counts)
         else:
-            ends = np.flatnonzero(self.data < _ENDS_AT)
+            # Only what these records have, so that few of them cost little.
+            begin = int(some.places.min(initial=len(self.data)))
+            ends = np.flatnonzero(self.data[begin : some.ends.max(initial=0)] < _ENDS_AT) + begin
+            ends = np.append(ends, len(self.data))
             first = np.searchsorted(ends, some.places)
             last = np.minimum(first + counts, len(ends)) - 1
             bad = (first + counts > len(ends)) | (ends[last] >= some.ends)

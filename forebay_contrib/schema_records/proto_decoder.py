@@ -53,7 +53,7 @@ _FIRST_SECOND, _LAST_SECOND = -62135596800, 253402300799
 _NANOS = 10**9
 # What is wrong with a record.
 _NO_FIELD = "a field has no number, or a type that there is none of"
-_LATE = "a time is out of range"
+_LATE = "a time is out of range: it is not in the years 1 to 9999"
 
 
 class MessageDecoder:

@@ -22,20 +22,25 @@ from receiver_runtime.receivers.tcp import client_context
 from receiver_runtime.sources.fields.secret import SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from receiver_runtime.sources.fields.schema_registry import Registry
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json;q=0.9"
 # Bytes of an answer.
 _MOST_BYTES = 2**24
-# Seconds for which an id that the registry does not have is not asked for again, so that bad records cost no request
+# Seconds for which an id that the registry does not give is not asked for again, so that bad records cost no request
 # each.
 _MISSING_SECONDS = 30.0
-# Ids that are kept as missing: bytes that only look like a header may have any.
-_MOST_MISSING = 4096
-# Of Confluent's API: there is no such subject, version or schema.
-_NOT_THERE = frozenset({40401, 40402, 40403})
+# The same for the ids of rows that wait: longer than until they are tried again, with as many requests as one try has.
+_HELD_SECONDS = 600.0
+# Ids from which on those are dropped that are to be asked for again. The others are needed: rows that wait have them.
+_MANY_MISSING = 16_384
+# An id is a positive Java int; registries answer others with a 404 of their own.
+_END_ID = 2**31
+# Of Confluent's API: there is no such subject, version or schema; the user may not do this.
+_NOT_THERE = (40401, 40402, 40403)
+_DENIED = 40301
 _DEEPEST = 32
 
 
@@ -44,7 +49,7 @@ class RegistryAwayError(Exception):
 
 
 class NoSuchSchemaError(Exception):
-    """Register the schema: the registry says that it has none of this id. The message says so."""
+    """Register the schema, or grant the right to read it: the registry gives none of this id. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +70,43 @@ class RegistryClient:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._lock = threading.Lock()
-        self._missing: dict[int, float] = {}
+        # For each id until when it is not asked for again, and why.
+        self._missing: dict[int, tuple[float, str]] = {}
 
     def schema(self, number: int) -> RegisteredSchema:
         """Return the schema of an id. The caller keeps it. Raises NoSuchSchemaError and RegistryAwayError."""
         with self._lock:
-            if self._missing.get(number, 0.0) > time.monotonic():
-                raise NoSuchSchemaError(f"the schema registry has no schema {number}")
+            if (refusal := self.refusal(number)) is not None:
+                raise NoSuchSchemaError(refusal)
             try:
                 found = self._get(f"/schemas/ids/{number}")
-            except NoSuchSchemaError:
-                if len(self._missing) >= _MOST_MISSING:
-                    self._missing.clear()
-                self._missing[number] = time.monotonic() + _MISSING_SECONDS
-                raise NoSuchSchemaError(f"the schema registry has no schema {number}") from None
-            references: dict[str, str] = {}
-            self._add_references(found, references, 0)
+                references: dict[str, str] = {}
+                self._add_references(found, references, 0)
+            except NoSuchSchemaError as error:
+                now = time.monotonic()
+                if len(self._missing) >= _MANY_MISSING:
+                    self._missing = {one: missing for one, missing in self._missing.items() if missing[0] > now}
+                why = f"the schema registry gives no schema {number}: {error}"
+                self._missing[number] = now + _MISSING_SECONDS, why
+                raise NoSuchSchemaError(why) from None
             return RegisteredSchema(
                 str(found.get("schemaType") or "AVRO"), self._text(found), tuple(references.items())
             )
 
-    def is_missing(self, number: int) -> bool:
-        """Return whether ``schema`` raises NoSuchSchemaError without a request."""
-        return self._missing.get(number, 0.0) > time.monotonic()
+    def refusal(self, number: int) -> str | None:
+        """Return why ``schema`` raises NoSuchSchemaError without a request; None: it makes one."""
+        if not 0 < number < _END_ID:
+            return f"the schema registry gives no schema {number}: an id is from 1 to {_END_ID - 1}"
+        until, why = self._missing.get(number, (0.0, ""))
+        return why if until > time.monotonic() else None
+
+    def hold(self, numbers: Iterable[int]) -> None:
+        """Ask for none of these ids again, of those that are missing now, until rows that wait were tried again."""
+        with self._lock:
+            until = time.monotonic() + _HELD_SECONDS
+            for number in numbers:
+                if number in self._missing and (why := self.refusal(number)) is not None:
+                    self._missing[number] = until, why
 
     def _add_references(self, schema: Mapping[str, Any], found: dict[str, str], depth: int) -> None:
         references = schema.get("references") or ()
@@ -140,13 +159,21 @@ class RegistryClient:
         return found
 
     def _judge(self, error: urllib.error.HTTPError) -> None:
-        """Raise NoSuchSchemaError if the registry itself says that there is none: a 404 of a wrong URL does not."""
-        if error.code != http.client.NOT_FOUND:
+        """Raise NoSuchSchemaError if the registry itself says so of what was asked for: a 404 of a wrong URL does not.
+
+        Likewise a 403: one without the code may be a proxy's, for all schemas.
+        """
+        if error.code not in {http.client.NOT_FOUND, http.client.FORBIDDEN}:
             return
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             said = json.loads(error.read(_MOST_BYTES))
-            if isinstance(said, dict) and said.get("error_code") in _NOT_THERE:
-                raise NoSuchSchemaError(str(said.get("message")))
+            if not isinstance(said, dict):
+                return
+            code, message = said.get("error_code"), str(said.get("message"))
+            if error.code == http.client.NOT_FOUND and code in _NOT_THERE:
+                raise NoSuchSchemaError(message)
+            if error.code == http.client.FORBIDDEN and code == _DENIED:
+                raise NoSuchSchemaError(f"its user has no right to read it; grant it ({message})")
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": _ACCEPT, "User-Agent": "forebay"}

@@ -7,7 +7,9 @@ the registry has said nothing about.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,6 +40,15 @@ if TYPE_CHECKING:
 # Records that are decoded together: their numbers stay in a processor's cache.
 _PIECE = 16_384
 _HEADER = 5  # bytes
+# Ids that one read asks the registry for: bytes that only look like a header may have any, and a push that goes on for
+# too long hangs.
+_MOST_ASKS = 50
+# Seconds for which columns that the driver log refused are not tried again.
+_REFUSED_SECONDS = 30.0
+
+
+class _NotRegisteredError(ValueError):
+    """Say why the stream can't have columns, by the driver log."""
 
 
 class SchemaDecoder(ABC):
@@ -62,10 +73,11 @@ class SchemaDecoder(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Hold what is known of an id: its decoder, or why its records can't be stored."""
+    """Hold what is known of an id, and until when: its decoder, or why its records can't be stored."""
 
     decoder: SchemaDecoder | None
     refusal: str = ""
+    until: float = math.inf
 
 
 class SchemaReader(RecordReader):
@@ -84,7 +96,8 @@ class SchemaReader(RecordReader):
         # Guards what is below, where it changes; a known id is read without it.
         self._lock = threading.Lock()
         self._known: dict[int, _Known] = {}
-        self._types: dict[str, str] = {}
+        self._types: Mapping[str, str] = {}
+        self._read_types: Callable[[], Mapping[str, str]] = dict
         self._register: Callable[[Columns], None] = lambda _: None
 
     @abstractmethod
@@ -93,22 +106,30 @@ class SchemaReader(RecordReader):
 
     # -- the receiver's side -----------------------------------------------------------------------------------------
 
-    def grow(self, known: Mapping[str, str], register: Callable[[Columns], None]) -> None:
-        """Take the types of the stream's columns, and how it gets more."""
-        self._types = dict(known)
+    def grow(self, known: Callable[[], Mapping[str, str]], register: Callable[[Columns], None]) -> None:
+        """Take what returns the types of the stream's columns, and how it gets more."""
+        self._read_types = known
+        self._types = known()
         self._register = register
 
     def is_ready(self, values: pa.BinaryArray) -> bool:
         """Return whether the schemas of all records are known."""
         if self._client is None:
             return True
-        cursor = Cursor.of(values.drop_null())
-        numbers = np.unique(_numbers(cursor, np.flatnonzero(_has_header(cursor))))
-        return all(number in self._known or self._client.is_missing(number) for number in numbers.tolist())
+        return all(
+            self._now_known(number) is not None or self._client.refusal(number) is not None for number in _ids(values)
+        )
 
     def read(self, values: pa.BinaryArray) -> Parsed:
         """Parse records; a null is a row of nulls. Raises RowsWaitError while the registry says nothing of a schema."""
-        pieces = [self._read(values.slice(first, _PIECE)) for first in range(0, len(values) or 1, _PIECE)]
+        permits = iter(range(_MOST_ASKS))
+        try:
+            pieces = [self._read(values.slice(first, _PIECE), permits) for first in range(0, len(values) or 1, _PIECE)]
+        except RowsWaitError:
+            assert self._client is not None
+            # So that each time that they are read fewer are left.
+            self._client.hold(_ids(values))
+            raise
         if len(pieces) == 1:
             return pieces[0]
         faults = [
@@ -122,11 +143,11 @@ class SchemaReader(RecordReader):
 
     # -- one piece ---------------------------------------------------------------------------------------------------
 
-    def _read(self, values: pa.BinaryArray) -> Parsed:
+    def _read(self, values: pa.BinaryArray, permits: Iterator[int]) -> Parsed:
         if not values.null_count:
-            return self._decode(values)
+            return self._decode(values, permits)
         present = values.is_valid().to_numpy(zero_copy_only=False)
-        parsed = self._decode(values.drop_null())
+        parsed = self._decode(values.drop_null(), permits)
         rows = np.flatnonzero(present)
         faults = [Fault(int(rows[fault.row]), fault.reason, fault.why) for fault in parsed.faults]
         fits = np.ones(len(values), np.bool_)
@@ -136,11 +157,11 @@ class SchemaReader(RecordReader):
         columns = [column.take(places) for column in parsed.batch.columns]
         return Parsed(pa.RecordBatch.from_arrays(columns, schema=parsed.batch.schema), faults)
 
-    def _decode(self, values: pa.BinaryArray) -> Parsed:
+    def _decode(self, values: pa.BinaryArray, permits: Iterator[int]) -> Parsed:
         cursor = Cursor.of(values)
         unfit: dict[int, str] = {}
         found: list[tuple[pa.RecordBatch, Numbers]] = []
-        for decoder, which in self._groups(cursor, unfit):
+        for decoder, which in self._groups(cursor, unfit, permits):
             some = cursor if len(which) == len(cursor) else cursor.only(which)
             batch = decoder.decode(some)
             if some.failed.any():
@@ -162,7 +183,9 @@ class SchemaReader(RecordReader):
         whole = pa.concat_batches([fitted(batch, schema) for batch, _ in found])
         return Parsed(whole.take(pa.array(np.argsort(np.concatenate([rows for _, rows in found])))), listed)
 
-    def _groups(self, cursor: Cursor, unfit: dict[int, str]) -> Iterator[tuple[SchemaDecoder, Numbers]]:
+    def _groups(
+        self, cursor: Cursor, unfit: dict[int, str], permits: Iterator[int]
+    ) -> Iterator[tuple[SchemaDecoder, Numbers]]:
         """Yield the schemas with the records that each has, behind their headers."""
         if self._declared is not None:
             yield self._declared, np.arange(len(cursor))
@@ -175,7 +198,7 @@ class SchemaReader(RecordReader):
         cursor.places[which] += _HEADER
         distinct = np.unique(numbers).tolist()
         # First all of them: if one must be waited for, nothing was decoded in vain.
-        known = [self._known.get(number) or self._ask(number) for number in distinct]
+        known = [self._now_known(number) or self._ask(number, permits) for number in distinct]
         for number, one in zip(distinct, known, strict=True):
             rows = which[numbers == number]
             if one.decoder is not None:
@@ -185,12 +208,21 @@ class SchemaReader(RecordReader):
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
-    def _ask(self, number: int) -> _Known:
-        """Return what an id is, by the registry, and let the stream have its new columns."""
+    def _now_known(self, number: int) -> _Known | None:
+        """Return what is known of an id."""
+        known = self._known.get(number)
+        return None if known is None or known.until <= time.monotonic() else known
+
+    def _ask(self, number: int, permits: Iterator[int]) -> _Known:
+        """Return what an id is, by the registry, and let the stream have its new columns. A request takes a permit."""
         assert self._client is not None
         with self._lock:
-            if (known := self._known.get(number)) is not None:
+            if (known := self._now_known(number)) is not None:
                 return known
+            if (refusal := self._client.refusal(number)) is not None:
+                return _Known(None, refusal)
+            if next(permits, None) is None:
+                raise RowsWaitError(f"more than {_MOST_ASKS} ids of schemas are new: they are asked for bit by bit")
             try:
                 schema = self._client.schema(number)
             except RegistryAwayError as error:
@@ -207,12 +239,27 @@ class SchemaReader(RecordReader):
         try:
             decoder = self.make_decoder(schema)
             self._take_columns(decoder.schema)
-        except ValueError as error:
+        except _NotRegisteredError as error:
+            return _Known(None, f"schema {number}: {error}", time.monotonic() + _REFUSED_SECONDS)
+        # A schema may be any JSON, and as deep as it likes.
+        except (ValueError, TypeError, RecursionError) as error:
             return _Known(None, f"schema {number}: {error}")
         return _Known(decoder)
 
     def _take_columns(self, schema: pa.Schema) -> None:
         """Add the columns that the stream has not. Raises ValueError: it can't have one of them."""
+        try:
+            self._add_columns(schema)
+        except _NotRegisteredError:
+            # Another receiver may have been first with a column, of another type.
+            known = self._read_types()
+            if known == self._types:
+                raise
+            self._types = known
+            self._add_columns(schema)
+
+    def _add_columns(self, schema: pa.Schema) -> None:
+        """Add them by the types that are known to be the stream's. Raises ValueError, as _NotRegisteredError."""
         mine = {field.name.lower(): field for field in self.schema}
         added = []
         problems: list[str] = []
@@ -230,13 +277,23 @@ class SchemaReader(RecordReader):
             raise ValueError("; ".join(problems))
         if added:
             wider = pa.schema([*self.schema, *added])
-            self._register([(field.name, str(field.type)) for field in wider])
+            try:
+                self._register([(field.name, str(field.type)) for field in wider])
+            except ValueError as error:
+                raise _NotRegisteredError(str(error)) from error
             self.schema = wider
 
 
 def _has_header(cursor: Cursor) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     found: np.ndarray[tuple[int], np.dtype[np.bool_]]
     found = (cursor.ends - cursor.places >= _HEADER) & (cursor.data[cursor.places] == 0)
+    return found
+
+
+def _ids(values: pa.BinaryArray) -> list[int]:
+    """Return the ids in the headers of records, each once."""
+    cursor = Cursor.of(values.drop_null())
+    found: list[int] = np.unique(_numbers(cursor, np.flatnonzero(_has_header(cursor)))).tolist()
     return found
 
 

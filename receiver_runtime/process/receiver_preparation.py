@@ -42,13 +42,16 @@ def prepare_receiver(
             lambda c: register_schema(c, receiver_id=receiver_id, fingerprint=fingerprint_of(columns), columns=columns),
         )
 
+    def known() -> Columns:
+        versions = driver_log.until_answered("read the stream's columns", lambda c: schemas_of_stream(c, stream_id))
+        return union(*(version.columns for version in versions))
+
     receiver = make_receiver(source)
     try:
         rows = _rows(receiver, source, records)
         if records is not None and records.columns_grow:
             assert isinstance(rows, TypedRows)
-            versions = driver_log.until_answered("read the stream's columns", lambda c: schemas_of_stream(c, stream_id))
-            rows.grow(union(*(version.columns for version in versions)), register)
+            rows.grow(known, register)
         columns = columns_of(rows.schema)
     except ValueError as error:
         raise SourceError(f"receiver {source.address}: {error}") from error

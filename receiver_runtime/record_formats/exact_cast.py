@@ -20,8 +20,8 @@ BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)?$"
 _ANY_DECIMAL = pa.decimal256(76, 38)
 _SECONDS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_SECONDS = 86_400
-# Days from 1970-01-01 to 0001-01-01, and to 10000-01-01.
-_FIRST_DAY, _END_DAY = -719_162, 2_932_897
+#: Days from 1970-01-01 to 0001-01-01, and to 10000-01-01: Arrow has other years too, Spark and Python have not.
+FIRST_DAY, END_DAY = -719_162, 2_932_897
 
 
 def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -75,5 +75,5 @@ def _check_years(column: pa.Array) -> None:
     if ends["min"].as_py() is None:
         return
     day = 1 if pa.types.is_date32(kind) else _DAY_SECONDS * _SECONDS[kind.unit]
-    if ends["min"].as_py() < _FIRST_DAY * day or ends["max"].as_py() >= _END_DAY * day:
+    if ends["min"].as_py() < FIRST_DAY * day or ends["max"].as_py() >= END_DAY * day:
         raise pa.ArrowInvalid("it is not in the years 1 to 9999")

@@ -54,11 +54,12 @@ class RecordReader(ABC):
         """Return whether ``read`` asks no other system about these records."""
         return True
 
-    def grow(self, known: Mapping[str, str], register: Callable[[Columns], None]) -> None:
+    def grow(self, known: Callable[[], Mapping[str, str]], register: Callable[[Columns], None]) -> None:
         """Take what a reader of records that bring columns needs. Called once, before the first record is read.
 
         Args:
-            known: the types of the columns that the stream has had, by their names in lower case.
+            known: returns the types of the columns that the stream has had, by their names in lower case. Another
+                receiver may add some.
             register: makes these columns, with those that are new, the stream's. The reader calls it before it returns
                 a record with a new column. Raises ValueError, which says why the stream can't have them.
         """

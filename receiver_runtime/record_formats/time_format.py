@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from receiver_runtime.record_formats.exact_cast import END_DAY, FIRST_DAY
 from receiver_runtime.sources.records.text_records import format_parts
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _CODES = np.array([int.from_bytes(name.encode(), "big") for name in _MONTHS])
 _SORTED = np.argsort(_CODES)
 _LOWER_CASE = 0x20
 _MICROSECONDS = 6
+_DAY_SECONDS = 86_400
 
 
 class TimeFormat:
@@ -70,14 +72,18 @@ class _Found:
     offset: Numbers | int = 0
 
     def microseconds(self) -> Numbers:
-        """Return microseconds since 1970; a day that its month does not have is no longer among those that fit."""
+        """Return microseconds since 1970; a time that there is not is no longer among those that fit.
+
+        It has a day that its month does not have, or its offset moves it out of the years 1 to 9999.
+        """
         year, month, day = (np.where(self.fits, self.parts[part], 1) for part in "Ymd")
         months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
         days = months.astype("datetime64[D]") + (day - 1)
         self.fits &= (days.astype("datetime64[M]") == months) & (year > 0)
-        seconds = days.astype(np.int64) * 86400 - self.offset
+        seconds = days.astype(np.int64) * _DAY_SECONDS - self.offset
         for part, unit in (("H", 3600), ("M", 60), ("S", 1)):
             seconds = seconds + self.parts.get(part, 0) * unit
+        self.fits &= (seconds >= FIRST_DAY * _DAY_SECONDS) & (seconds < END_DAY * _DAY_SECONDS)
         made: Numbers = seconds * 1_000_000 + self.parts.get("f", 0)
         return made
 

@@ -58,11 +58,11 @@ class TypedRows(RowCheck):
         self._text = TextCheck(source)
         self._beside = list(records.beside(source.names, column))
 
-    def grow(self, known: Columns, register: Callable[[Columns], None]) -> None:
+    def grow(self, known: Callable[[], Columns], register: Callable[[Columns], None]) -> None:
         """Give the reader of records that bring columns what the stream has, and how it gets more.
 
         Args:
-            known: the columns of the stream's blocks until now.
+            known: returns the columns of the stream's blocks until now.
             register: makes columns of blocks the stream's. Raises SchemaConflictError.
         """
 
@@ -74,7 +74,7 @@ class TypedRows(RowCheck):
                 raise ValueError(str(error)) from error
 
         beside = set(self._declared.beside(self._source.names, self._column).values())
-        self._reader.grow({name.lower(): kind for name, kind in known if name not in beside}, register_parsed)
+        self._reader.grow(lambda: {name.lower(): kind for name, kind in known() if name not in beside}, register_parsed)
 
     def is_ready(self, batch: pa.RecordBatch) -> bool:
         """Return whether the records of a batch can be read without another system."""

@@ -172,6 +172,14 @@ def test_what_can_not_be_checked_is_refused_by_name(schema: dict[str, Any], said
     assert whole or "member" in str(caught.value) or said in {"RE2", "contains itself"}
 
 
+def test_more_types_in_one_another_than_blocks_have_are_refused() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(70):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ValueError, match="column 'a' has more than 60 types in one another"):
+        JsonSchema({"type": "object", "properties": {"a": schema}})
+
+
 def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "order.json"
     path.write_text(json.dumps(ORDER), encoding="utf-8")

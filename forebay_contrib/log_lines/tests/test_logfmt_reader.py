@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forebay_contrib.log_lines.declaration import Logfmt
 from forebay_contrib.log_lines.logfmt_reader import LogfmtReader
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from tests.fuzz.target import count_steps
 from tests.support.searches import examples
 from tests.support.typed_text import DDL, NAMES, READ, rows
 
@@ -117,6 +118,16 @@ def test_values_are_those_that_python_reads(lines: list[str]) -> None:
 def test_backslashes_before_a_quote_are_counted(end: str) -> None:
     line = f'a="{end}" ab="x y"'
     check([line, "a=b", line + " b", f"a={end}"], FEW, {"a": str, "ab": str, "b": READ["paid"]})
+
+
+def test_backslashes_cost_no_step_each() -> None:
+    line = b'a="' + b"\\" * 20_000 + b'"'
+
+    def check_line(_: bytes) -> None:
+        assert read(line, reader=FEW).batch["a"].to_pylist() == ["\\" * 10_000]
+
+    check_line(b"")
+    count_steps(check_line, b"", 2000)
 
 
 @settings(max_examples=examples(3000))

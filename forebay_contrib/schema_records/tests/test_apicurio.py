@@ -48,7 +48,7 @@ def avro(
 def test_avro_of_a_real_registry(registry: ApicurioServer) -> None:
     with SchemaRegistryClient({"url": registry.url}) as client:
         made = AvroReader(Avro(registry=Registry(registry.url)))
-        made.grow({}, lambda _: None)
+        made.grow(dict, lambda _: None)
         client.register_schema("place", Schema(PLACE, "AVRO"))
         first = avro(client, item="string")({"item": "tea"}, CONTEXT)
         place = SchemaReference("shop.Place", "place", 1)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from forebay_contrib.schema_records.avro import Avro
 from forebay_contrib.schema_records.avro_reader import AvroReader
 from forebay_contrib.schema_records.avro_schema import AvroSchemaError, parse_avro_schema
+from forebay_contrib.schema_records.cursor import Cursor
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.sources.records.registry import parse_records
 from tests.support.searches import examples
@@ -26,6 +27,7 @@ from tests.support.searches import examples
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forebay_contrib.schema_records.cursor import Numbers
     from receiver_runtime.record_formats.record_reader import Parsed
 
 ORDER = {
@@ -39,6 +41,7 @@ ORDER = {
     ],
 }
 _times = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1))  # noqa: DTZ001  without a zone
+_VALUE = {"array": "items", "map": "values"}
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _WHOLE = timedelta(milliseconds=1)
 
@@ -277,6 +280,60 @@ def test_items_in_several_blocks_with_sizes_are_one_array() -> None:
     schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": {"type": "array", "items": "string"}}]}
     # Two items by their number, one by a negative number and its size, then the end.
     assert read(schema, b"\x04\x02x\x02y\x01\x04\x02z\0").batch.to_pylist() == [{"a": ["x", "y", "z"]}]
+
+
+@pytest.mark.parametrize("kind", ["array", "map"])
+@pytest.mark.parametrize("size", [1, 65])
+def test_blocks_cost_no_step_each(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": {"type": kind, _VALUE[kind]: "long"}}]}
+    item, value = (b"\x02k\x06", ("k", 3)) if kind == "map" else (b"\x06", 3)
+    block = (b"\x02" if size == 1 else b"\x82\x01") + item * size
+    steps: list[object] = []
+    only = Cursor.only
+
+    def counted(cursor: Cursor, which: Numbers) -> Cursor:
+        steps.append(which)
+        return only(cursor, which)
+
+    monkeypatch.setattr(Cursor, "only", counted)
+    data = block * 1000 + b"\0"
+    parsed = read(schema, b"\0", data, b"\x02" + item + b"\0")
+    assert parsed.batch["a"].to_pylist() == [[], [value] * 1000 * size, [value]]
+    assert len(steps) < 500
+    # What is wrong in a later block is a fault of its record.
+    [fault] = read(schema, data[:-1], b"\0").faults
+    assert (fault.row, fault.why) == (0, "no Avro: it ends within a value")
+
+
+@pytest.mark.parametrize(
+    ("kind", "logical", "factor"),
+    [
+        ("int", "date", 1),
+        ("long", "timestamp-millis", 86_400 * 1000),
+        ("long", "timestamp-micros", 86_400 * 10**6),
+        ("long", "local-timestamp-millis", 86_400 * 1000),
+        ("long", "local-timestamp-micros", 86_400 * 10**6),
+    ],
+)
+def test_times_out_of_the_years_1_to_9999_are_a_fault(kind: str, logical: str, factor: int) -> None:
+    plain, of = {"type": "array", "items": kind}, {"type": "array", "items": _logical(kind, logical)}
+    # Alone, as one of two, and as one of many, which are read in other ways.
+    types = {"one": (kind, of["items"]), "some": (plain, of), "many": (plain, of)}
+    written, declared = (
+        {"type": "record", "name": "r", "fields": [{"name": name, "type": two[n]} for name, two in types.items()]}
+        for n in (0, 1)
+    )
+    maps = {**of, "type": "map", "values": of["items"]}
+    first, last = -719_162 * factor, 2_932_897 * factor - 1
+    good = {"one": first, "some": [last, first], "many": [first] * 70}
+    bad = [{**good, **more} for more in ({"one": last + 1}, {"some": [0, first - 1]}, {"many": [last + 1] * 70})]
+    parsed = read(declared, *(encoded(written, one) for one in (good, *bad, good)))
+    assert [fault.row for fault in parsed.faults] == [1, 2, 3]
+    assert {fault.why.rpartition(": ")[2] for fault in parsed.faults} == {"it is not in the years 1 to 9999"}
+    assert [row["some"][0].year for row in parsed.batch.to_pylist()] == [9999, 9999]
+    # Values of many that are in a map are read one by one.
+    late = encoded({"type": "map", "values": kind}, dict.fromkeys(map(str, range(70)), last + 1))
+    assert "years 1 to 9999" in read(maps, late).faults[0].why
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_messages_of_confluents_serializer_are_rows() -> None:
         server.rewrite("PROTOBUF", TEXT)
         for message, rows, why in (("", ["tea"], "shop.Place, and"), ("Place", ["x"], "shop.Order, and")):
             reader = ProtobufReader(Protobuf(registry=Registry(server.url), message=message))
-            reader.grow({}, lambda _: None)
+            reader.grow(dict, lambda _: None)
             # The place of the message: none, too far, too deep.
             parsed = read(data, other, data[:5] + b"\x02\x20", data[:5] + b"\x80\x01", data[:5], reader=reader)
             assert parsed.batch.column(0).to_pylist() == rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,22 +19,28 @@ from confluent_kafka.schema_registry import (
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from forebay.cli.commands.records.stored_letters import whys
 from forebay_contrib.schema_records.avro import Avro
 from forebay_contrib.schema_records.avro_reader import AvroReader
+from forebay_contrib.schema_records.registry_client import NoSuchSchemaError, RegistryClient
 from forebay_contrib.schema_records.tests.registry_server import RegistryServer, registry_server
 from receiver_runtime.block_path.text_check import RowsWaitError
-from receiver_runtime.block_store.frames.columns import ColumnsError
+from receiver_runtime.block_store.frames.columns import ColumnsError, arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.fields.secret import EnvVar
 from receiver_runtime.sources.records.registry import RecordsError, parse_records
+from tracker_store.connection.errors import SchemaConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.record_formats.record_reader import Parsed
 
+CLIENT = "forebay_contrib.schema_records.registry_client"
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 
 
@@ -54,8 +61,30 @@ def serializer(server: RegistryServer, schema: str | Schema, **options: object) 
 
 def reader(server: RegistryServer, known: Mapping[str, str] | None = None, **fields: Any) -> AvroReader:  # noqa: ANN401
     made = AvroReader(Avro(registry=Registry(server.url), **fields))
-    made.grow(known or {}, lambda _: None)
+    made.grow(lambda: known or {}, lambda _: None)
     return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time that readers and clients have."""
+    now = [1000.0]
+    for module in (CLIENT, "forebay_contrib.schema_records.schema_reader"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def typed_rows(server: RegistryServer, known: Callable[[], Columns], register: Callable[[Columns], None]) -> TypedRows:
+    made = TypedRows(Avro(registry=Registry(server.url), keep=()), arrow_schema(Http.columns), Http.record_column)
+    made.grow(known, register)
+    return made
+
+
+def nested(levels: int) -> object:
+    kind: object = "int"
+    for _ in range(levels):
+        kind = {"type": "array", "items": kind}
+    return kind
 
 
 def read(made: AvroReader, *values: bytes | None) -> Parsed:
@@ -92,7 +121,7 @@ def test_a_schema_that_only_adds_is_registered_before_its_rows_are_returned(serv
     new = serializer(server, record(item="string", price=["null", "double"], pieces="int"))
     registered: list[Columns] = []
     made = AvroReader(Avro(registry=Registry(server.url)))
-    made.grow({"pieces": "int64"}, lambda columns: registered.append(list(columns)))
+    made.grow(lambda: {"pieces": "int64"}, lambda columns: registered.append(list(columns)))
     first = old({"item": "tea", "pieces": 2}, CONTEXT)
     second = new({"item": "pot", "price": 1.5, "pieces": 1}, CONTEXT)
     assert read(made, first).batch.schema.names == ["item", "pieces"]
@@ -138,10 +167,70 @@ def test_columns_that_the_driver_log_refuses_make_dead_letters(server: RegistryS
         raise ColumnsError("column item is string, the stream has int64 since version 1")
 
     made = AvroReader(Avro(registry=Registry(server.url)))
-    made.grow({}, refuse)
+    made.grow(dict, refuse)
     [fault] = read(made, serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)).faults
     assert fault.why == "schema 1: column item is string, the stream has int64 since version 1"
     assert made.schema.names == []
+
+
+def test_a_refusal_of_the_driver_log_is_tried_again(server: RegistryServer, clock: list[float]) -> None:
+    asked: list[Columns] = []
+
+    def refuse_once(columns: Columns) -> None:
+        asked.append(columns)
+        if len(asked) == 1:
+            raise ColumnsError("no")
+
+    made = AvroReader(Avro(registry=Registry(server.url)))
+    made.grow(dict, refuse_once)
+    data = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    for _ in range(2):
+        assert [fault.why for fault in read(made, data).faults] == ["schema 1: no"]
+    clock[0] += 31
+    assert not made.is_ready(pa.array([data]))
+    assert read(made, data).batch.to_pylist() == [{"item": "tea"}]
+    assert len(asked) == 2
+
+
+def test_a_column_that_another_receiver_was_first_with_has_its_type(server: RegistryServer) -> None:
+    stored = [("_body", "binary")]
+
+    def register(columns: Columns) -> None:
+        """Let another receiver be first."""
+        if dict(columns)["pieces"] != "int64":
+            stored.append(("pieces", "int64"))
+            raise SchemaConflictError("column pieces is int32, the stream has int64")
+
+    rows = typed_rows(server, lambda: stored, register)
+    data = serializer(server, record(pieces="int"))({"pieces": 2}, CONTEXT)
+    other = serializer(server, record(pieces="string"))({"pieces": "2"}, CONTEXT)
+    checked = rows.check(rows.rows_of([data, other]))
+    assert checked.batch["pieces"].to_pylist() == [2]
+    assert rows.schema.field("pieces").type == pa.int64()
+    assert [letter.why for letter in checked.letters] == ["schema 2: pieces is string, and the stream has int64"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (nested(70), "column 'a': there are more than 60 types in one another: flatten them"),
+        (nested(400), ""),
+        (json.loads(record(b="int", B="int")), "column 'a': the fields 'b' and 'B' have one name in Spark: rename one"),
+        ({"type": "record", "name": "r", "fields": [{"name": [], "type": "int"}]}, "unhashable"),
+    ],
+)
+def test_a_schema_that_no_block_can_have_makes_dead_letters(server: RegistryServer, kind: object, why: str) -> None:
+    registered: list[Columns] = []
+    rows = typed_rows(server, tuple, registered.append)
+    schema = {"type": "record", "name": "o", "fields": [{"name": "a", "type": kind}]}
+    server.register("a", {"schema": json.dumps(schema)})
+    good = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    for _ in range(2):
+        checked = rows.check(rows.rows_of([good, b"\0\0\0\0\1" + bytes(8), good]))
+        [letter] = checked.letters
+        assert (letter.reason, why in letter.why) == (DeadLetterReason.DOES_NOT_FIT, True)
+        assert checked.batch["item"].to_pylist() == ["tea", "tea"]
+    assert [columns[0] for columns in registered] == [("item", "string")]
 
 
 def test_nested_values_fit_a_wider_type(server: RegistryServer) -> None:
@@ -195,6 +284,71 @@ def test_poison_is_a_dead_letter_beside_records_that_fit(
     assert len(server.requests) <= 2
 
 
+@pytest.mark.parametrize("number", [0, 2**31, 2**32 - 1])
+def test_an_id_that_no_registry_gives_is_not_asked_for(server: RegistryServer, number: int) -> None:
+    # As Confluent's registry answers what is no int.
+    server.fails = 404
+    data = b"\0" + number.to_bytes(4) + b"\6tea"
+    made = reader(server)
+    assert made.is_ready(pa.array([data]))
+    [fault] = read(made, data).faults
+    assert fault.why == f"the schema registry gives no schema {number}: an id is from 1 to 2147483647"
+    assert server.requests == []
+
+
+def test_a_schema_that_the_user_may_not_read_makes_dead_letters(server: RegistryServer, clock: list[float]) -> None:
+    made = reader(server)
+    data = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    server.fails, server.body = 403, b'{"error_code": 40301, "message": "User is denied operation Read"}'
+    for _ in range(2):
+        [fault] = read(made, data).faults
+        assert "no right to read it; grant it (User is denied operation Read)" in fault.why
+    assert len(server.requests) == 1
+    server.fails, server.body = 0, None
+    clock[0] += 31
+    assert read(made, data).batch["item"].to_pylist() == ["tea"]
+
+
+def test_a_read_asks_for_some_new_ids_and_no_answer_is_forgotten_while_its_rows_wait(
+    server: RegistryServer, clock: list[float]
+) -> None:
+    good = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    records = [good, *(b"\0" + number.to_bytes(4) + b"\6tea" for number in range(2, 122)), good]
+    made = reader(server)
+    for asked in (50, 100):
+        with pytest.raises(RowsWaitError, match="more than 50 ids of schemas are new"):
+            read(made, *records)
+        assert len(server.requests) == asked
+        clock[0] += 300
+    parsed = read(made, *records)
+    assert len(server.requests) == 121
+    assert [fault.row for fault in parsed.faults] == list(range(1, 121))
+    assert parsed.batch["item"].to_pylist() == ["tea", "tea"]
+    # People who look at many records do not wait.
+    found = whys(reader(server), records)
+    assert (found[0], found[-1]) == (None, None)
+    assert found[120] == "the schema registry gives no schema 121: Schema 121 not found"
+
+
+def test_an_id_that_rows_need_stays_missing_beside_many_others(
+    server: RegistryServer, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.fails, server.body = 404, b'{"error_code": 40403, "message": "not found"}'
+    client = RegistryClient(Registry(server.url))
+    monkeypatch.setattr(f"{CLIENT}._MANY_MISSING", 3)
+    for number in range(1, 6):
+        with pytest.raises(NoSuchSchemaError):
+            client.schema(number)
+    assert all(client.refusal(number) for number in range(1, 6))
+    client.hold([1, 2, 9])
+    clock[0] += 31
+    with pytest.raises(NoSuchSchemaError):
+        client.schema(6)
+    assert [number for number in range(1, 10) if client.refusal(number)] == [1, 2, 6]
+    clock[0] += 600
+    assert client.refusal(1) is None
+
+
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
@@ -204,6 +358,9 @@ def test_poison_is_a_dead_letter_beside_records_that_fit(
         # Of a wrong URL, which says nothing of a schema.
         (404, b"<html>", "404"),
         (404, b'{"error_code": 404}', "404"),
+        (404, b'{"error_code": []}', "404"),
+        (403, None, "403"),
+        (403, b'{"error_code": 40403}', "403"),
         (302, None, "302"),
         (200, b"<html>", "answered no schema"),
         (200, b"[]", "answered no schema"),
@@ -232,7 +389,7 @@ def test_records_wait_for_a_registry_that_does_not_say(
 
 def test_records_wait_for_a_registry_that_is_not_there() -> None:
     made = AvroReader(Avro(registry=Registry("http://127.0.0.1:1")))
-    made.grow({}, lambda _: None)
+    made.grow(dict, lambda _: None)
     with pytest.raises(RowsWaitError, match="does not answer"):
         read(made, b"\0\0\0\0\1\6tea")
 
@@ -249,12 +406,12 @@ def test_a_login_is_sent_and_not_stored(server: RegistryServer, monkeypatch: pyt
         assert "s3cret" not in json.dumps(stored)
         assert parse_records(stored) == declared
         made = AvroReader(declared)
-        made.grow({}, lambda _: None)
+        made.grow(dict, lambda _: None)
         assert read(made, data).batch.num_rows == 1
         assert server.authorizations[-1] == header
     monkeypatch.delenv("REGISTRY_SECRET")
     made = AvroReader(declared)
-    made.grow({}, lambda _: None)
+    made.grow(dict, lambda _: None)
     with pytest.raises(RowsWaitError, match="REGISTRY_SECRET is not set"):
         read(made, data)
 

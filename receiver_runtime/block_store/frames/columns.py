@@ -25,6 +25,8 @@ _SIMPLE = frozenset(
 )
 _WITH_ZONE = re.compile(r"timestamp\[(s|ms|us|ns), tz=([^\]]+)\]")
 _DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
+# Types in one another: Arrow's IPC refuses 64.
+_DEEPEST = 60
 _NESTED = re.compile(r"(list|large_list|struct|map)<(.*)>", re.DOTALL)
 
 
@@ -90,7 +92,7 @@ def columns_of(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
     """Return the columns of an Arrow schema, in its order.
 
     Raises:
-        ColumnsError: no columns, two with one name, or a type that a block can't have.
+        ColumnsError: no columns, two columns or fields with one name, or a type that a block can't have.
     """
     if not schema.names:
         raise ColumnsError("a receiver's schema has no column: declare at least one")
@@ -100,12 +102,35 @@ def columns_of(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
         if schema.names.count(field.name) > 1 or before != field.name:
             raise ColumnsError(f"the columns {before!r} and {field.name!r} have one name in Spark: rename one")
         try:
+            _check_inner(field.type, 0)
             same = arrow_type(str(field.type)) == field.type
         except ColumnsError as error:
             raise ColumnsError(f"column {field.name!r}: {error}") from error
         if not same:
             raise ColumnsError(f"column {field.name!r}: the type {field.type} can't be stored: use a simpler one")
     return tuple((field.name, str(field.type)) for field in schema)
+
+
+def _check_inner(kind: pa.DataType, levels: int) -> None:
+    """Refuse a type, so many levels below a column, with too many types in one another, or fields with one name."""
+    if levels > _DEEPEST:
+        raise ColumnsError(f"there are more than {_DEEPEST} types in one another: flatten them")
+    inner = []
+    if pa.types.is_map(kind):
+        # Its entries are a struct.
+        levels += 1
+        inner = [kind.key_type, kind.item_type]
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = [kind.value_type]
+    elif pa.types.is_struct(kind):
+        seen: dict[str, str] = {}
+        for field in kind:
+            if (name := field.name.lower()) in seen:
+                raise ColumnsError(f"the fields {seen[name]!r} and {field.name!r} have one name in Spark: rename one")
+            seen[name] = field.name
+            inner.append(field.type)
+    for one in inner:
+        _check_inner(one, levels + 1)
 
 
 def fingerprint_of(columns: Columns) -> str:

@@ -7,6 +7,7 @@ the reader of its kind does (``receiver_runtime.record_formats``).
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 #: A column beside the parsed ones: the record as it came, and under ``_NAME`` each other column of the source.
 RAW = "_raw"
+# Types in one another that blocks can have; a map is two of them.
+_DEEPEST = 60
+_NESTING = re.compile(r"map<|<|>|[^<>,]+: ")
 
 
 class Records(BaseModel):
@@ -44,7 +48,8 @@ class Records(BaseModel):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         seen: dict[str, str] = {}
-        for name, _ in self.columns:
+        for name, kind in self.columns:
+            _check_inner(name, kind)
             if name.lower() in seen:
                 raise ValueError(f"the columns {seen[name.lower()]!r} and {name!r} have one name in Spark: rename one")
             seen[name.lower()] = name
@@ -105,3 +110,22 @@ class Records(BaseModel):
             others = {name: others.get(name, RAW) for name in names}
         kept = {RAW, *self.keep} if self.keep is not None and self.raw else self.keep
         return others if kept is None else {of: name for of, name in others.items() if name in kept}
+
+
+def _check_inner(column: str, kind: str) -> None:
+    """Refuse a type that blocks can't have. Raises ValueError."""
+    within: list[set[str]] = []
+    levels: list[int] = []
+    for part in _NESTING.findall(kind):
+        if part.endswith("<"):
+            within.append(set())
+            levels.append(2 if part == "map<" else 1)
+            if sum(levels) > _DEEPEST:
+                raise ValueError(f"column {column!r} has more than {_DEEPEST} types in one another: flatten them")
+        elif part == ">":
+            del within[-1:], levels[-1:]
+        elif within:
+            name = part[:-2].strip()
+            if name.lower() in within[-1]:
+                raise ValueError(f"column {column!r}: two fields have one name in Spark, {name!r}: rename one")
+            within[-1].add(name.lower())

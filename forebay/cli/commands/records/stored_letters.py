@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 APPLICATION = "forebay dead-letters"
 #: Reasons with which a typed stream puts a whole record aside.
 _PARSED = frozenset({DeadLetterReason.DOES_NOT_FIT.label, DeadLetterReason.UNPARSABLE.label})
+# Records that are read together: a reader that asks another system about records asks about few of them at a time.
+_READ_TOGETHER = 50
 SHOWN_BYTES = 2_000  # bytes of a letter that are shown; `--all` of `show` shows all
 
 
@@ -75,20 +77,23 @@ def stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader
     if records.columns_grow:
         stream_id = get_receiver(connection, row.receiver_id).stream_id
         versions = schemas_of_stream(connection, stream_id)
+        known = {name.lower(): kind for one in versions for name, kind in one.columns}
         # Nothing is registered here: it only says what would fit.
-        reader.grow({name.lower(): kind for one in versions for name, kind in one.columns}, lambda _: None)
+        reader.grow(lambda: known, lambda _: None)
     return reader
 
 
 def whys(reader: RecordReader, records: Sequence[bytes]) -> list[str | None]:
     """Return for each record why it does not fit; None: it fits by now."""
-    found: list[str | None] = [None] * len(records)
-    try:
-        parsed = reader.read(pa.array(records, pa.binary()))
-    except RowsWaitError as error:
-        return [f"it can't be read now: {error}"] * len(records)
-    for fault in parsed.faults:
-        found[fault.row] = fault.why
+    found: list[str | None] = []
+    for first in range(0, len(records), _READ_TOGETHER):
+        some = records[first : first + _READ_TOGETHER]
+        try:
+            parsed = reader.read(pa.array(some, pa.binary()))
+        except RowsWaitError as error:
+            return [*found, *[f"it can't be read now: {error}"] * (len(records) - first)]
+        why = {fault.row: fault.why for fault in parsed.faults}
+        found += [why.get(row) for row in range(len(some))]
     return found
 
 

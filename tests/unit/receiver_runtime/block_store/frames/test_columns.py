@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -19,6 +22,9 @@ from receiver_runtime.block_store.frames.columns import (
     union,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SIMPLE = st.sampled_from(
     [
         *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
@@ -34,7 +40,9 @@ TYPES = st.recursive(
         inner.map(pa.list_),
         inner.map(pa.large_list),
         st.tuples(inner, inner).map(lambda pair: pa.map_(*pair)),
-        st.lists(st.tuples(NAMES, inner), min_size=1, max_size=3).map(pa.struct),
+        st.lists(st.tuples(NAMES, inner), min_size=1, max_size=3, unique_by=lambda field: field[0].lower()).map(
+            pa.struct
+        ),
     ),
     max_leaves=5,
 )
@@ -66,6 +74,27 @@ def test_an_unknown_type_is_refused_with_a_list_of_the_known_ones() -> None:
 def test_two_columns_with_one_name_in_spark_are_refused(names: list[str]) -> None:
     with pytest.raises(ColumnsError, match=f"the columns '{names[0]}' and '{names[1]}' have one name in Spark"):
         columns_of(pa.schema([(name, pa.int64()) for name in names]))
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["price", "Price"]])
+def test_two_fields_with_one_name_in_spark_are_refused(names: list[str]) -> None:
+    struct = pa.struct([(name, pa.int64()) for name in names])
+    for kind in (struct, pa.list_(struct), pa.map_(pa.string(), pa.struct([("x", struct)]))):
+        with pytest.raises(ColumnsError, match=f"column 'c': the fields '{names[0]}' and '{names[1]}' have one name"):
+            columns_of(pa.schema([("c", kind)]))
+
+
+@pytest.mark.parametrize("outer", [pa.list_, lambda kind: pa.struct([("a", kind)]), partial(pa.map_, pa.string())])
+def test_as_many_types_in_one_another_as_arrow_stores(outer: Callable[[pa.DataType], pa.DataType]) -> None:
+    kind, most = pa.int64(), 30 if pa.types.is_map(outer(pa.int64())) else 60
+    for _ in range(most):
+        kind = outer(kind)
+    schema = pa.schema([("c", kind)])
+    assert columns_of(schema) == (("c", str(kind)),)
+    with pa.ipc.new_stream(pa.BufferOutputStream(), schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_pylist([{"c": None}], schema=schema))
+    with pytest.raises(ColumnsError, match="column 'c': there are more than 60 types in one another"):
+        columns_of(pa.schema([("c", outer(kind))]))
 
 
 def test_the_fingerprint_covers_names_and_types_in_order_and_is_stored_in_the_schema() -> None:

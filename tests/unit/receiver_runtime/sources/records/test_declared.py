@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TypedDict
 
 import pytest
 
@@ -15,6 +16,15 @@ from receiver_runtime.sources.records.registry import parse_records
 
 HTTP = Http(listen="127.0.0.1:0")
 OTHERS = ["_content_type", "_path", "_received_at", "_id", "_attributes"]
+
+
+class Place(TypedDict):
+    street: str
+    Street: str
+
+
+class Order(TypedDict):
+    places: list[Place]
 
 
 def names(records: Json) -> list[str]:
@@ -55,3 +65,22 @@ def test_a_name_that_the_source_has_not_is_refused_where_the_stream_is_declared(
 def test_columns_with_one_name_in_spark_are_refused(ddl: str) -> None:
     with pytest.raises(ValueError, match=r"'a' and '[aA]' have one name"):
         Json(ddl)
+
+
+def test_two_fields_with_one_name_in_spark_are_refused() -> None:
+    with pytest.raises(ValueError, match="column 'places': two fields have one name in Spark, 'Street'"):
+        Json(Order)
+    # Each struct has names of its own.
+    Json("a STRUCT<a: STRUCT<a: INT>, b: STRUCT<a: DECIMAL(5, 2), b: TIMESTAMP>>, b MAP<STRING, STRUCT<b: INT>>")
+
+
+def test_more_types_in_one_another_than_blocks_have_are_refused() -> None:
+    Json("a " + "MAP<STRING, " * 30 + "INT" + ">" * 30 + ", b " + "ARRAY<" * 32 + "INT" + ">" * 32)
+    with pytest.raises(ValueError, match="column 'a' has more than 60 types in one another: flatten them"):
+        Json("a " + "MAP<STRING, " * 31 + "INT" + ">" * 31)
+
+
+@pytest.mark.parametrize("kind", [">", "a: b", "struct<a: b>>, a: b"])
+def test_a_text_that_is_no_type_is_left_to_what_reads_it(kind: str) -> None:
+    with pytest.raises(ValueError, match="there is no type"):
+        arrow_schema(Json(columns=[("a", kind)]).columns)
