@@ -135,7 +135,8 @@ _ARGS = """
         max_connections_per_peer: at most this many HTTP connections from one peer; by default four fifths of
             ``max_connections``.
         max_waiting_bytes: at most this many bytes of requests wait for an answer; further requests are refused, to be
-            sent again. A request whose rows would take more, each with its resource and scope, is refused for good.
+            sent again. A request whose rows would take more, each with its resource, scope and metric, is refused for
+            good.
         head_timeout: how long a request's head, and a TLS handshake, may take.
         request_timeout: how long its body may take after that.
         parse_timeout: how long a whole body may wait to be parsed, and take to be parsed.
