@@ -44,7 +44,11 @@ _CONTINUE = b"continue\n"
 _LONGEST_HEAD = 2**20
 # Seconds between two attempts to have the name: the receiver that a new one replaces has it for a while.
 _NAME_PAUSE = 0.2
+# After this many attempts, half a minute, it is reported: no receiver that ends takes as long.
+_REPORTED_ATTEMPT = 150
 _CONNECT_SECONDS = 5.0
+# How long the signal's receiver may take to ask for the body, or to refuse without it.
+_DECISION_SECONDS = 10.0
 
 
 class SiblingGoneError(Exception):
@@ -130,7 +134,8 @@ class Siblings:
                 raise SiblingGoneError("another user has its name")
             headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]]
             _write_head(writer, {"method": scope["method"], "path": scope["path"], "headers": headers})
-            line = await reader.readline()
+            async with asyncio.timeout(_DECISION_SECONDS):
+                line = await reader.readline()
             if line == _CONTINUE:
                 pump = asyncio.ensure_future(_pump(receive, writer))
                 line = await reader.readline()
@@ -154,6 +159,7 @@ class Siblings:
     ) -> AsyncIterator[None]:
         """Take what others pass on, from the socket at the own name, or once there is one."""
         answering: set[asyncio.Task[None]] = set()
+        missing = "other signals' receivers can't pass requests on to this one"
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -167,11 +173,15 @@ class Siblings:
 
         async def serve(held: socket.socket | None) -> None:
             try:
-                while (held := held or self.open_name()) is None:  # noqa: ASYNC110  another process has it
+                attempts = 0
+                while (held := held or self.open_name()) is None:
+                    attempts += 1
+                    if attempts == _REPORTED_ATTEMPT:
+                        on_failed(missing, OSError(errno.EADDRINUSE, "another process has this receiver's name"))
                     await asyncio.sleep(_NAME_PAUSE)
                 server = await asyncio.start_unix_server(answer, sock=held, limit=_LONGEST_HEAD, backlog=_BACKLOG)
             except OSError as error:
-                on_failed("other signals' receivers can't pass requests on to this one", error)
+                on_failed(missing, error)
                 return
             try:
                 await asyncio.Event().wait()

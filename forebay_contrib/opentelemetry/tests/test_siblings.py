@@ -1,16 +1,18 @@
-"""Check which receivers may share a port."""
+"""Check which receivers may share a port, and what happens to one that does not answer."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from forebay_contrib.opentelemetry.door import addresses
+from forebay_contrib.opentelemetry.door import addresses, siblings
+from forebay_contrib.opentelemetry.door.exchange import scope_of
 from forebay_contrib.opentelemetry.door.server import OtlpServer
-from forebay_contrib.opentelemetry.door.siblings import Siblings
+from forebay_contrib.opentelemetry.door.siblings import SiblingGoneError, Siblings
 from forebay_contrib.opentelemetry.tests.signal_receivers import KINDS
 from tests.support.machine.held_ports import held_port
 
@@ -73,3 +75,43 @@ def test_only_receivers_that_ask_the_same_of_senders_share_an_address(
     with held_port() as port, named(made("logs", port, **FIELDS)) as name:
         name.listen()
         assert made("traces", port, **{**FIELDS, **fields}).is_shared() is is_shared
+
+
+def test_a_receiver_that_does_not_answer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings, "_DECISION_SECONDS", 0)
+
+    async def never() -> Any:  # noqa: ANN401  a message of ASGI
+        raise AssertionError("the body was not asked for")
+
+    async def pass_on(one: Siblings) -> None:
+        async with asyncio.timeout(30):
+            await one.pass_on("logs", scope_of("POST", "/v1/logs", []), never)
+
+    with held_port() as port, named(made("logs", port)) as name:
+        name.listen()
+        with pytest.raises(SiblingGoneError):
+            asyncio.run(pass_on(made("traces", port)))
+
+
+def test_a_name_that_another_process_keeps_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings, "_NAME_PAUSE", 0)
+    reports: list[str] = []
+
+    async def application(*_: object) -> None:
+        raise AssertionError("nothing was sent")
+
+    async def take(one: Siblings) -> None:
+        reported = asyncio.Event()
+
+        def report(message: str, error: OSError) -> None:
+            reports.append(f"{message}: {error}")
+            reported.set()
+
+        async with asyncio.timeout(30), one.taking(application, None, report):
+            await reported.wait()
+            for _ in range(siblings._REPORTED_ATTEMPT):
+                await asyncio.sleep(0)
+
+    with held_port() as port, named(made("logs", port)):
+        asyncio.run(take(made("logs", port)))
+    assert ["another process has this receiver's name" in one for one in reports] == [True]
