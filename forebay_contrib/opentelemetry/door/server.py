@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from receiver_runtime.supervisor.receiver import Receiver
 
 
+# How many messages of gRPC may be read at once where max_waiting_bytes has room for fewer.
+_MOST_READING = 16
+
+
 class OtlpServer(HttpServer):
     """See the module. ``grpc`` is the address of gRPC; None: it is not taken."""
 
@@ -100,6 +104,7 @@ class OtlpServer(HttpServer):
                 tls=source.tls,
                 most_bytes=source.max_body_bytes,
                 most_calls=source.max_connections,
+                most_reading=max(_MOST_READING, source.max_waiting_bytes // source.max_body_bytes),
                 idle_seconds=source.idle_timeout,
             )
         )
