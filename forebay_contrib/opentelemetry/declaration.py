@@ -31,6 +31,14 @@ class OtlpHttp(Http):
         """Return the path of the signal."""
         return self.own_path
 
+    @property
+    def address_terms(self) -> str:
+        """Return what receivers of all signals at the address declare alike: how senders reach it and what they show.
+
+        The kernel gives a connection to any of these receivers. Secrets are references here.
+        """
+        return self.model_dump_json(include={"listen", "tls", "tokens"})
+
 
 class Otlp(Source):
     """Declare what the three kinds share."""
@@ -101,8 +109,13 @@ class Otlp(Source):
 
     @property
     def address_part(self) -> str:
-        """Return the signal: each has receivers of its own at one address."""
-        return self.signal
+        """Return the signal: each has receivers of its own at one address. A port that the system chooses has one."""
+        return self.signal if parse_listen(self.listen)[1] else ""
+
+    @property
+    def address_terms(self) -> str:
+        """Return what all signals at the address declare alike; see ``OtlpHttp``."""
+        return self.http().address_terms
 
     @property
     def further_addresses(self) -> Sequence[str]:
@@ -118,8 +131,8 @@ _ARGS = """
     **At least once, deduplicated**: a request is answered when the block that holds its rows is registered. An exporter
     that got no answer sends the same bytes again, and they are stored once.
 
-    Streams of the other signals may have the same addresses, so that programs need one endpoint: what comes for another
-    signal is passed on to that stream's receiver on this host.
+    Streams of the other signals may have the same addresses, with the same ``tls`` and ``tokens``, so that programs
+    need one endpoint: what comes for another signal is passed on to that stream's receiver on this host.
 
     Args:
         listen: the address of OTLP/HTTP, as ``"0.0.0.0:4318"``; port 0 takes any that is free, and is never shared.
@@ -135,7 +148,8 @@ _ARGS = """
         max_connections_per_peer: at most this many HTTP connections from one peer; by default four fifths of
             ``max_connections``.
         max_waiting_bytes: at most this many bytes of requests wait for an answer; further requests are refused, to be
-            sent again. A request whose rows would take more, each with its resource and scope, is refused for good.
+            sent again. A request whose rows would take more, each with its resource, scope and metric, is refused for
+            good.
         head_timeout: how long a request's head, and a TLS handshake, may take.
         request_timeout: how long its body may take after that.
         parse_timeout: how long a whole body may wait to be parsed, and take to be parsed.

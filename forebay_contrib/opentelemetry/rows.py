@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from forebay_contrib.opentelemetry.answers import JSON, PROTOBUF
 from forebay_contrib.opentelemetry.columns.arrays import attribute_maps, texts
 from forebay_contrib.opentelemetry.columns.logs import log_columns
-from forebay_contrib.opentelemetry.columns.metrics import metric_columns
+from forebay_contrib.opentelemetry.columns.metrics import metric_columns, repeated_bytes
 from forebay_contrib.opentelemetry.columns.spans import span_columns
 from forebay_contrib.opentelemetry.json_form import WRONG, Json
 from forebay_contrib.opentelemetry.otlp_columns import LOG_COLUMNS, METRIC_COLUMNS, SPAN_COLUMNS
@@ -111,7 +111,12 @@ def _parsed(
             raise
         try:
             request, rejected = parted(
-                body, form, limits, most_bytes=most_bytes, wrong=_WRONG, check=lambda part: _check(signal, part)
+                body,
+                form,
+                limits,
+                most_bytes=most_bytes,
+                wrong=_WRONG,
+                check=lambda part: _check(signal, part, most_bytes_in_all),
             )
         except _WRONG:
             request, rejected = None, []
@@ -128,10 +133,12 @@ def _no_request(signal: Signal, body: bytes, kind: str, why: object) -> str:
     return f"{len(body)} bytes are no {name} of the type {kind} ({why}): correct it"
 
 
-def _check(signal: Signal, part: Any) -> None:  # noqa: ANN401  one of three kinds of message
+def _check(signal: Signal, part: Any, most_bytes_in_all: int) -> None:  # noqa: ANN401  one of three kinds of message
     """Raise ValueError for a part that can't be a row, or the part of one, as it is."""
     if isinstance(part, signal.kinds[Level.RECORD]):
-        _MADE[signal.name][0]([part])
+        # One with too large rows is not tried: the whole request is refused for it.
+        if _repeated(signal, [part]) <= most_bytes_in_all:
+            _MADE[signal.name][0]([part])
     elif isinstance(part, signal.kinds[Level.SCOPE]):
         attribute_maps([part.scope.attributes])
     elif isinstance(part, signal.kinds[Level.RESOURCE]):
@@ -151,6 +158,9 @@ def _rows(
     scopes = [scope for one in resources for scope in getattr(one, signal.fields[Level.RESOURCE])]
     records = [record for one in scopes for record in getattr(one, signal.fields[Level.SCOPE])]
     columns, schema = _MADE[signal.name]
+    spread = _repeated(signal, records)
+    # Before the columns are made: they hold these bytes.
+    _check_spread(spread, body, most_bytes_in_all)
     own, of_record = columns(records)
     resource_of_scope = np.repeat(
         np.arange(len(resources)), [len(getattr(one, signal.fields[Level.RESOURCE])) for one in resources]
@@ -160,20 +170,28 @@ def _rows(
         scope_of = scope_of[of_record]
     resource_of = resource_of_scope[scope_of]
     rows = len(scope_of)
-    spread = _spread([one.resource.ByteSize() for one in resources], resource_of)
-    spread += _spread([one.scope.ByteSize() for one in scopes], scope_of)
-    if spread + len(body) > most_bytes_in_all:
-        raise PushRefusedError(
-            413,
-            f"body: {rows} rows, each with its resource and scope, are {spread} bytes more than the body, which is "
-            f"more than max_waiting_bytes, {most_bytes_in_all}: export fewer at once",
-        )
+    spread += _spread([one.resource.ByteSize() + len(one.schema_url.encode()) for one in resources], resource_of)
+    spread += _spread([one.scope.ByteSize() + len(one.schema_url.encode()) for one in scopes], scope_of)
+    _check_spread(spread, body, most_bytes_in_all)
     received = pa.array(np.full(rows, time.time_ns() // 1000), pa.int64()).cast(schema.field("received_at").type)
     shared = [column.take(pa.array(resource_of)) for column in _resource_columns(resources)]
     shared += [column.take(pa.array(scope_of)) for column in _scope_columns(scopes)]
     batch = pa.RecordBatch.from_arrays([*own, *shared, received], schema=schema)
     key = None if has_key or not _any_fine(batch) else f"otlp {hashlib.sha256(body).hexdigest()}"
     return PushedRows(batch, key, rejected)
+
+
+def _repeated(signal: Signal, records: Sequence[Any]) -> int:
+    return repeated_bytes(records) if signal is METRICS else 0
+
+
+def _check_spread(spread: int, body: bytes, most_bytes_in_all: int) -> None:
+    if spread + len(body) > most_bytes_in_all:
+        raise PushRefusedError(
+            413,
+            f"body: its rows, each with its resource, scope and metric, take at least {spread} bytes more than the "
+            f"body, which is more than max_waiting_bytes, {most_bytes_in_all}: export fewer at once",
+        )
 
 
 def _spread(sizes: Sequence[int], of_row: npt.NDArray[np.int64]) -> int:

@@ -208,6 +208,11 @@ class Source(BaseModel):
         return ""
 
     @property
+    def address_terms(self) -> str:
+        """Return what all sources that listen at one address with their ``address_part`` have alike."""
+        return ""
+
+    @property
     def further_addresses(self) -> Sequence[str]:
         """Return where it listens besides ``listen``, as ``host:port``."""
         return ()

@@ -228,21 +228,35 @@ def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iter
             yield Finding(
                 f"stream {other.name}", Health.FAILED, found, "Declare it once, and let both pipelines use it."
             )
-    listening = defaultdict(list)
-    for stream in streams:
-        if stream.source.is_listener:
-            listening[stream.source.address].append(stream)
-    for address, here in listening.items():
-        names = [stream.name for stream in here]
-        parts = {stream.source.address_part for stream in here}
-        are_apart = "" not in parts and len(parts) == len(here)
-        if len(here) > 1 and not are_apart and not address.endswith(":0"):
-            found = f"the streams {', '.join(names)} listen at the same address, {address}"
-            yield Finding("streams", Health.FAILED, found, "Give each a port of its own.")
+    yield from _shared_addresses([stream for stream in streams if stream.source.is_listener])
     try:
         refuse_to_share(pipelines, {})
     except SharedPlaceError as error:
         yield Finding("outputs", Health.FAILED, str(error), "Give each output a place of its own.")
+
+
+def _shared_addresses(streams: Sequence[Stream]) -> Iterator[Finding]:
+    """Yield which listeners have an address that they can't share, each set of them once."""
+    listening: defaultdict[str, list[Stream]] = defaultdict(list)
+    for stream in streams:
+        source = stream.source
+        own = (getattr(source, "listen", ""), *source.further_addresses) if source.address_part else ()
+        for address in {source.address, *own}:
+            listening[address].append(stream)
+    found: dict[tuple[str, ...], Finding] = {}
+    for address, here in sorted(listening.items()):
+        parts = {stream.source.address_part for stream in here}
+        are_apart = "" not in parts and len(parts) == len(here)
+        names = tuple(stream.name for stream in here)
+        said = f"the streams {', '.join(names)} listen at the same address, {address}"
+        if len(here) == 1 or address.endswith(":0"):
+            continue
+        if not are_apart:
+            found[names] = Finding("streams", Health.FAILED, said, "Give each a port of its own.")
+        elif len({stream.source.address_terms for stream in here}) > 1:
+            way_out = "Give all of them the same, or each a port of its own."
+            found[names] = Finding("streams", Health.FAILED, f"{said}, and differ in listen, tls or tokens", way_out)
+    yield from found.values()
 
 
 def _compare(

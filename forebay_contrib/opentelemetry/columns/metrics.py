@@ -45,6 +45,21 @@ def metric_columns(metrics: Sequence[Metric]) -> tuple[list[pa.Array], npt.NDArr
     return joined.columns, np.concatenate(places)
 
 
+def repeated_bytes(metrics: Sequence[Metric]) -> int:
+    """Return how many bytes the rows take of what each metric has once, and each of its points has in its row."""
+    return sum(
+        _own_bytes(metric) * len(getattr(metric, kind).data_points)
+        for metric in metrics
+        if (kind := metric.WhichOneof("data")) is not None
+    )
+
+
+def _own_bytes(metric: Metric) -> int:
+    texts = [len(text.encode()) for text in (metric.name, metric.description, metric.unit)]
+    metadata: list[int] = [one.ByteSize() for one in metric.metadata]
+    return sum(texts) + sum(metadata)
+
+
 def _nothing() -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in _SCHEMA], schema=_SCHEMA)
 

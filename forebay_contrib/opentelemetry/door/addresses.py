@@ -20,20 +20,24 @@ def shared_listener(address: tuple[str, int], *, backlog: int, is_shared: Callab
     """Return a socket that listens at an address, beside those of receivers that share it.
 
     SO_REUSEPORT would let any program of this user share the port. So another one's port is found by opening it without
-    that option first.
+    that option first. One that is just opened by a receiver is not known as shared yet, which is why this tries again.
 
     Raises OSError: something else listens there.
     """
-    for attempt in range(_ATTEMPTS):
+    for left in reversed(range(_ATTEMPTS)):
         try:
-            listening_socket(address, backlog=1).close()
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not is_shared():
-                raise
-        try:
+            _check_port(address, is_shared)
             return listening_socket(address, backlog=backlog, is_shared=True)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or attempt + 1 == _ATTEMPTS:
+            if error.errno != errno.EADDRINUSE or not left:
                 raise
         time.sleep(_PAUSE)
     raise AssertionError("unreachable")
+
+
+def _check_port(address: tuple[str, int], is_shared: Callable[[], bool]) -> None:
+    try:
+        listening_socket(address, backlog=1).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not is_shared():
+            raise

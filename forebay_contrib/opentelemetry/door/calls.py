@@ -46,6 +46,8 @@ _GRACE = 1.0
 _HEADERS = [(b"host", b"localhost"), (b"content-type", PROTOBUF.encode()), (b"transfer-encoding", b"chunked")]
 _KEPT = frozenset({"authorization", "x-api-key", "user-agent", "idempotency-key"})
 _BUSY_RETRY_SECONDS = 1
+# A larger message counts as being read until it is counted elsewhere: where it is parsed, or behind another receiver.
+_SMALL_BYTES = 64 * 1024
 
 
 @contextlib.asynccontextmanager
@@ -56,6 +58,7 @@ async def serving_calls(
     tls: Tls | None,
     most_bytes: int,
     most_calls: int,
+    most_reading: int,
     idle_seconds: float,
 ) -> AsyncIterator[int]:
     """Serve calls at an address, on the running loop; yield the port. Raises OSError.
@@ -66,6 +69,8 @@ async def serving_calls(
         tls: the certificate and key, and whose certificates are accepted.
         most_bytes: of one message, also decompressed.
         most_calls: at once; further ones are refused, to be sent again.
+        most_reading: of these, whose message is being read. It is in memory as a whole before the application counts
+            it.
         idle_seconds: how long a connection may stay open without a call.
     """
     server = grpc.aio.server(
@@ -76,7 +81,7 @@ async def serving_calls(
             ("grpc.max_connection_idle_ms", math.ceil(idle_seconds * 1000)),
         ]
     )
-    server.add_generic_rpc_handlers((_Exports(application, most_calls),))
+    server.add_generic_rpc_handlers((_Exports(application, most_calls, most_reading),))
     where = address_of(*address)
     try:
         port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, _credentials(tls))
@@ -92,10 +97,12 @@ async def serving_calls(
 class _Exports(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handle the methods of the three signals' services."""
 
-    def __init__(self, application: ASGIApp, most_calls: int) -> None:
+    def __init__(self, application: ASGIApp, most_calls: int, most_reading: int) -> None:
         self._application = application
         self._most_calls = most_calls
         self._calls = 0
+        self._most_reading = most_reading
+        self._reading: set[_Message] = set()
         self._handlers = {
             signal.method: grpc.stream_unary_rpc_method_handler(self._handler(signal)) for signal in SIGNALS
         }
@@ -114,12 +121,15 @@ class _Exports(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._calls >= self._most_calls:
             detail = f"{self._calls} calls are not answered yet: send again in a moment"
             await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, detail, _BUSY_RETRY_SECONDS)
+        if len(self._reading) >= self._most_reading:
+            detail = f"the messages of {len(self._reading)} calls are being read: send again in a moment"
+            await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, detail, _BUSY_RETRY_SECONDS)
         self._calls += 1
+        message = _Message(context, self._reading)
         try:
-            asked = await ask(
-                self._application, scope_of("POST", signal.path, _headers(context)), _Message(context).receive
-            )
+            asked = await ask(self._application, scope_of("POST", signal.path, _headers(context)), message.receive)
         finally:
+            self._reading.discard(message)
             self._calls -= 1
         if asked.status == HTTPStatus.OK:
             return asked.body
@@ -131,20 +141,26 @@ class _Exports(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 class _Message:
-    """Hand out a call's message as the body of a request."""
+    """Hand out a call's message as the body of a request. It is in ``reading`` until it is counted elsewhere."""
 
-    def __init__(self, context: Any) -> None:  # noqa: ANN401  as above
+    def __init__(self, context: Any, reading: set[_Message]) -> None:  # noqa: ANN401  as above
         self._context = context
         self._is_read = False
+        self._reading = reading
+        reading.add(self)
 
     async def receive(self) -> Message:
         """Return the whole message, then wait until the call ends; see ASGI's ``receive``."""
         if self._is_read:
+            self._reading.discard(self)
             # A call that is cancelled ends here.
             await asyncio.Event().wait()
         self._is_read = True
         message = await self._context.read()
-        return {"type": "http.request", "body": b"" if message is grpc.aio.EOF else message, "more_body": False}
+        data = b"" if message is grpc.aio.EOF else message
+        if len(data) <= _SMALL_BYTES:
+            self._reading.discard(self)
+        return {"type": "http.request", "body": data, "more_body": False}
 
 
 def _headers(context: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401  as above

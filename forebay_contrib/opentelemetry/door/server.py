@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from receiver_runtime.supervisor.receiver import Receiver
 
 
+# How many messages of gRPC may be read at once where max_waiting_bytes has room for fewer.
+_MOST_READING = 16
+
+
 class OtlpServer(HttpServer):
     """See the module. ``grpc`` is the address of gRPC; None: it is not taken."""
 
@@ -43,8 +47,8 @@ class OtlpServer(HttpServer):
         self._otlp_source = source
         self._grpc = grpc
         [self._signal] = (signal for signal in SIGNALS if signal.path == source.own_path)
-        self._siblings = Siblings(source.listen, self._signal.name)
-        # The socket at the own name, until it is served.
+        self._siblings = Siblings(source.listen, self._signal.name, terms=source.address_terms)
+        # The socket with the own name, until it is served.
         self._name: socket.socket | None = None
 
     def open_listener(self) -> socket.socket:
@@ -52,13 +56,8 @@ class OtlpServer(HttpServer):
         address = self._otlp_source.listen_address
         if not self._siblings.can_share:
             return listening_socket(address, backlog=BACKLOG)
-        # First the name: the port is only for those that can be asked.
-        self._name = self._siblings.open_name()
-        try:
-            return shared_listener(address, backlog=BACKLOG, is_shared=self._is_shared)
-        except OSError:
-            self._close_name()
-            raise
+        listener, self._name = self._siblings.open_port(backlog=BACKLOG)
+        return listener
 
     @contextlib.asynccontextmanager
     async def serving_beside(self, app: HttpApp) -> AsyncIterator[ASGIApp]:
@@ -69,22 +68,8 @@ class OtlpServer(HttpServer):
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._siblings.taking(app, name, self._otlp_receiver.report_error))
             if self._grpc is not None:
-                from forebay_contrib.opentelemetry.door.calls import serving_calls  # noqa: PLC0415  it loads grpcio
-
-                address = parse_listen(self._grpc)
-                if address[1] and self._siblings.can_share:
-                    shared_listener(address, backlog=1, is_shared=self._is_shared).close()
-                port = await stack.enter_async_context(
-                    serving_calls(
-                        application,
-                        address,
-                        tls=source.tls,
-                        most_bytes=source.max_body_bytes,
-                        most_calls=source.max_connections,
-                        idle_seconds=source.idle_timeout,
-                    )
-                )
-                self._otlp_receiver.supervisor.report_note("grpc", f"gRPC at {address_of(address[0], port)}")
+                where = await self._serve_calls(self._grpc, app, application, stack)
+                self._otlp_receiver.supervisor.report_note("grpc", f"gRPC at {where}")
             yield application
 
     def _stop(self, *, keep: bool) -> None:
@@ -92,8 +77,40 @@ class OtlpServer(HttpServer):
         # It has not come to be served.
         self._close_name()
 
-    def _is_shared(self) -> bool:
-        return self._siblings.is_shared_by([signal.name for signal in SIGNALS])
+    async def _serve_calls(
+        self, grpc: str, app: HttpApp, application: ASGIApp, stack: contextlib.AsyncExitStack
+    ) -> str:
+        """Serve gRPC until the stack is closed, and return where. Raises OSError."""
+        from forebay_contrib.opentelemetry.door.calls import serving_calls  # noqa: PLC0415  it loads grpcio
+
+        source = self._otlp_source
+        address = parse_listen(grpc)
+        # Names of its own: a receiver that shares the port of HTTP need not have this one.
+        siblings = Siblings(grpc, self._signal.name, terms=f"grpc {source.address_terms}")
+        can_share = siblings.can_share and self._siblings.can_share
+        name: socket.socket | None = None
+        # gRPC opens the port itself, and would share a stranger's.
+        if can_share:
+            checked, name = siblings.open_port(backlog=1)
+            checked.close()
+        else:
+            shared_listener(address, backlog=1, is_shared=lambda: False).close()
+        if name is not None:
+            stack.callback(name.close)
+        port = await stack.enter_async_context(
+            serving_calls(
+                application,
+                address,
+                tls=source.tls,
+                most_bytes=source.max_body_bytes,
+                most_calls=source.max_connections,
+                most_reading=max(_MOST_READING, source.max_waiting_bytes // source.max_body_bytes),
+                idle_seconds=source.idle_timeout,
+            )
+        )
+        if can_share:
+            await stack.enter_async_context(siblings.taking(app, name, self._otlp_receiver.report_error))
+        return address_of(address[0], port)
 
     def _close_name(self) -> None:
         if self._name is not None:

@@ -1,11 +1,15 @@
 """Pass requests between the receivers that share an address: each has one signal, and the kernel spreads connections.
 
 Each receiver also listens at a name of Linux's abstract namespace, which leaves no file behind. The name is of the
-user, of the receivers' agent (its pid is their parent's), of the address and of the signal; both sides check that the
-other is of the same user. A request passes as its head; the body follows when the receiver that has the signal asks for
-it, so that this one decides first, by tokens and room, whether it takes the request.
+user, of the receivers' agent (its pid is their parent's), of the address, of what senders must show there, and of the
+signal; both sides check that the other is of the same user. So receivers of another system, or with other tokens or
+certificates, are strangers, and can't have the same port. A receiver has its name before its port, and answers there
+once it has the port: two that start beside a stranger's port do not take it for each other's.
 
-Owns the names and the passing. It never parses a request, and never answers for another receiver but to say that it is
+A request passes as its head; the body follows when the receiver that has the signal asks for it, so that this one
+decides first, by tokens and room, whether it takes the request.
+
+Owns the names and the passing. Never parses a request, and never answers for another receiver but to say that it is
 missing.
 """
 
@@ -20,13 +24,16 @@ import os
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay_contrib.opentelemetry.door.addresses import shared_listener
 from forebay_contrib.opentelemetry.door.exchange import Asked, ask, scope_of
+from forebay_contrib.opentelemetry.signals import SIGNALS
 from receiver_runtime.sources.fields.tcp import parse_listen
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable
 
     from starlette.types import ASGIApp, Message, Receive
 
@@ -37,7 +44,11 @@ _CONTINUE = b"continue\n"
 _LONGEST_HEAD = 2**20
 # Seconds between two attempts to have the name: the receiver that a new one replaces has it for a while.
 _NAME_PAUSE = 0.2
+# After this many attempts, half a minute, it is reported: no receiver that ends takes as long.
+_REPORTED_ATTEMPT = 150
 _CONNECT_SECONDS = 5.0
+# How long the signal's receiver may take to ask for the body, or to refuse without it.
+_DECISION_SECONDS = 10.0
 
 
 class SiblingGoneError(Exception):
@@ -50,28 +61,42 @@ class Siblings:
     Args:
         listen: the address, as declared: each receiver at it declares the same.
         signal: the own one.
+        terms: what else each receiver at it declares alike (``Source.address_terms``).
         agent: the pid of the agent, whose receivers these are.
     """
 
-    def __init__(self, listen: str, signal: str, *, agent: int | None = None) -> None:
-        self._listen = listen
+    def __init__(self, listen: str, signal: str, *, terms: str = "", agent: int | None = None) -> None:
+        self._address = parse_listen(listen)
         self._signal = signal
-        self._agent = os.getppid() if agent is None else agent
+        pid = os.getppid() if agent is None else agent
+        self._group = f"{os.geteuid()} {_pid_namespace()} {pid} {listen} {terms}"
         #: Whether there can be others: a port that the system chose is known to no other receiver.
-        self.can_share = parse_listen(listen)[1] != 0 and sys.platform == "linux"
+        self.can_share = self._address[1] != 0 and sys.platform == "linux"
 
     def _name(self, signal: str) -> bytes:
-        of_all = f"{os.geteuid()} {self._agent} {self._listen} {signal}"
+        of_all = f"{self._group} {signal}"
         return b"\0forebay otlp " + hashlib.sha256(of_all.encode()).hexdigest()[:40].encode()
 
     # -- the address -------------------------------------------------------------------------------------------------
 
+    def open_port(self, *, backlog: int) -> tuple[socket.socket, socket.socket | None]:
+        """Return a socket that listens at the address, and one with the own name, for ``taking``.
+
+        The second is None if another receiver still has the name. Raises OSError: something else has the address.
+        """
+        name = self.open_name()
+        try:
+            return shared_listener(self._address, backlog=backlog, is_shared=self.is_shared), name
+        except OSError:
+            if name is not None:
+                name.close()
+            raise
+
     def open_name(self) -> socket.socket | None:
-        """Return a socket that listens at the own name; None if another receiver still has it."""
+        """Return a socket that has the own name, and does not listen yet; None if another receiver still has it."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             made.bind(self._name(self._signal))
-            made.listen(_BACKLOG)
         except OSError as error:
             made.close()
             if error.errno == errno.EADDRINUSE:
@@ -79,13 +104,13 @@ class Siblings:
             raise
         return made
 
-    def is_shared_by(self, signals: Iterable[str]) -> bool:
-        """Return whether a receiver of one of these signals is at the address."""
-        for signal in signals:
+    def is_shared(self) -> bool:
+        """Return whether a receiver has the address that shares it."""
+        for signal in SIGNALS:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
                 asked.settimeout(_CONNECT_SECONDS)
                 with contextlib.suppress(OSError):
-                    asked.connect(self._name(signal))
+                    asked.connect(self._name(signal.name))
                     if _is_own(asked):
                         return True
         return False
@@ -109,7 +134,8 @@ class Siblings:
                 raise SiblingGoneError("another user has its name")
             headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]]
             _write_head(writer, {"method": scope["method"], "path": scope["path"], "headers": headers})
-            line = await reader.readline()
+            async with asyncio.timeout(_DECISION_SECONDS):
+                line = await reader.readline()
             if line == _CONTINUE:
                 pump = asyncio.ensure_future(_pump(receive, writer))
                 line = await reader.readline()
@@ -133,6 +159,7 @@ class Siblings:
     ) -> AsyncIterator[None]:
         """Take what others pass on, from the socket at the own name, or once there is one."""
         answering: set[asyncio.Task[None]] = set()
+        missing = "other signals' receivers can't pass requests on to this one"
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -146,11 +173,15 @@ class Siblings:
 
         async def serve(held: socket.socket | None) -> None:
             try:
-                while (held := held or self.open_name()) is None:  # noqa: ASYNC110  another process has it
+                attempts = 0
+                while (held := held or self.open_name()) is None:
+                    attempts += 1
+                    if attempts == _REPORTED_ATTEMPT:
+                        on_failed(missing, OSError(errno.EADDRINUSE, "another process has this receiver's name"))
                     await asyncio.sleep(_NAME_PAUSE)
-                server = await asyncio.start_unix_server(answer, sock=held, limit=_LONGEST_HEAD)
+                server = await asyncio.start_unix_server(answer, sock=held, limit=_LONGEST_HEAD, backlog=_BACKLOG)
             except OSError as error:
-                on_failed("other signals' receivers can't pass requests on to this one", error)
+                on_failed(missing, error)
                 return
             try:
                 await asyncio.Event().wait()
@@ -166,6 +197,15 @@ class Siblings:
             for task in answering:
                 task.cancel()
             await asyncio.gather(*answering, *([serving] if serving else ()), return_exceptions=True)
+            if name is not None:
+                name.close()
+
+
+def _pid_namespace() -> str:
+    """Return the namespace in which pids are unique: containers may share the host's network, and its names."""
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
 
 
 def _is_own(peer: socket.socket) -> bool:

@@ -25,6 +25,23 @@ def test_one_stream_of_each_signal_may_have_an_address() -> None:
     assert len(list(_conflicts([], [Stream("l", OtlpLogs(**listen)), Stream("h", Http(**listen))]))) == 1
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokens": "env:B_TOKEN"},
+        {"tls": {"certificate_file": "/c", "ca_file": "/a"}},
+        {"listen": "127.0.0.1:4319"},
+        {"grpc": None, "tokens": "env:B_TOKEN"},
+    ],
+)
+def test_streams_at_one_address_ask_the_same_of_senders(fields: dict[str, object]) -> None:
+    streams = [Stream("l", OtlpLogs(**AT)), Stream("t", OtlpTraces.model_validate({**AT, **fields}))]
+    [found] = _conflicts([], streams)
+    assert (found.health, "l, t listen at the same address" in found.found) == (Health.FAILED, True)
+    assert "differ in listen, tls or tokens" in found.found
+    assert list(_conflicts([], [streams[0], Stream("t", OtlpTraces(listen=AT["listen"]))])) == []
+
+
 def test_both_addresses_are_looked_at() -> None:
     with held_port() as free:
         found = check_listening(

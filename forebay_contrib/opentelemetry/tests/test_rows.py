@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
+from forebay_contrib.opentelemetry.columns import metrics
 from forebay_contrib.opentelemetry.rows import parse_rows
 from forebay_contrib.opentelemetry.signals import LOGS, METRICS, SIGNALS, TRACES, Level, Signal
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
@@ -452,6 +453,31 @@ def test_a_resource_that_would_be_repeated_in_too_many_rows_is_refused() -> None
     with pytest.raises(PushRefusedError, match="max_waiting_bytes") as error:
         parsed(TRACES, body, most_bytes_in_all=1_000_000)
     assert error.value.status == 413
+
+
+@pytest.mark.parametrize("level", ["resource_spans", "scope_spans"])
+def test_a_schema_that_would_be_repeated_in_too_many_rows_is_refused(level: str) -> None:
+    request = in_a_scope(TRACES, *[good(TRACES) for _ in range(1000)])
+    [resource] = request.resource_spans
+    (resource if level == "resource_spans" else resource.scope_spans[0]).schema_url = "x" * 10_000
+    with pytest.raises(PushRefusedError, match="max_waiting_bytes") as error:
+        parsed(TRACES, request.SerializeToString(), most_bytes_in_all=1_000_000)
+    assert error.value.status == 413
+
+
+@pytest.mark.parametrize("is_taken_apart", [False, True])
+def test_a_metric_that_would_be_repeated_in_too_many_rows_is_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, *, is_taken_apart: bool
+) -> None:
+    metric = METRICS.kinds[Level.RECORD](name="m", description="x" * 2**16)
+    for _ in range(1000):
+        metric.gauge.data_points.add(as_int=1)
+    body = in_a_scope(METRICS, metric, METRICS.kinds[Level.RECORD](name="nothing")).SerializeToString()
+    made: list[object] = []
+    monkeypatch.setattr(metrics, "_points", lambda *given: made.append(given))
+    with pytest.raises(PushRefusedError, match="max_waiting_bytes") as error:
+        parsed(METRICS, body, most_bytes=len(body) - is_taken_apart, most_bytes_in_all=2**20)
+    assert (error.value.status, made) == (413, [])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,6 @@ from opentelemetry.trace import Link, SpanKind, StatusCode
 from opentelemetry.trace import Status as SpanStatus
 
 from forebay_contrib.opentelemetry.declaration import OtlpLogs, OtlpTraces
-from forebay_contrib.opentelemetry.door.addresses import shared_listener
-from forebay_contrib.opentelemetry.door.siblings import Siblings
 from forebay_contrib.opentelemetry.tests.signal_receivers import Receivers, listening, receivers
 from receiver_runtime.sources.fields.tcp import Tls
 from tests.support.machine.held_ports import held_port
@@ -260,19 +257,6 @@ def test_calls_are_checked_as_requests_are(tmp_path: Path, monkeypatch: pytest.M
         answered = ExportTraceServiceResponse.FromString(made.call("traces", spans("x" * 2000, "b"), **token))
         assert "max_record_bytes is 1024" in answered.partial_success.error_message
         assert [row["name"] for row in made.rows("traces")] == ["b"]
-
-
-def test_a_port_of_another_program_is_not_shared() -> None:
-    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
-        address = other.getsockname()
-        ours, theirs = (Siblings(f"127.0.0.1:{address[1]}", signal, agent=1) for signal in ("logs", "traces"))
-        with pytest.raises(OSError, match="in use"):
-            shared_listener(address, backlog=1, is_shared=lambda: ours.is_shared_by(["logs", "traces"]))
-        name = theirs.open_name()
-        assert name is not None
-        with name, shared_listener(address, backlog=1, is_shared=lambda: ours.is_shared_by(["traces"])) as made:
-            assert made.getsockname() == address
-            assert theirs.open_name() is None
 
 
 def test_a_receiver_that_ends_costs_its_own_signal_only(tmp_path: Path) -> None:
