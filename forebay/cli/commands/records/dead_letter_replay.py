@@ -53,7 +53,13 @@ _STDOUT = "-"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  a receiver's, not ours
 #: Reasons with which a whole record was put aside.
 _WHOLE = frozenset(
-    {DeadLetterReason.INVALID_ENCODING.label, DeadLetterReason.INVALID_TEXT.label, DeadLetterReason.UNPARSABLE.label}
+    reason.label
+    for reason in (
+        DeadLetterReason.DOES_NOT_FIT,
+        DeadLetterReason.INVALID_ENCODING,
+        DeadLetterReason.INVALID_TEXT,
+        DeadLetterReason.UNPARSABLE,
+    )
 )
 
 

@@ -276,7 +276,8 @@ def test_letters_of_any_source_are_written_to_a_new_file(stream: Stream, tmp_pat
 
     stream.declare(SocketText(listen="127.0.0.1:1", delimiter=";"))
     whole, parts = letters(ENCODING, b"one", b"two"), letters(DeadLetterReason.RECORD_TOO_LARGE, b"part")
-    assert saved(tmp_path / "a", whole, parts) == b"one;two;part"
+    misfits = letters(DeadLetterReason.DOES_NOT_FIT, b"{}", b"[]")
+    assert saved(tmp_path / "a", whole, misfits, parts) == b"one;two;{};[];part"
     assert stream.replayed_to(whole) == str(tmp_path / "a")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
     # A file that is there is not touched.
