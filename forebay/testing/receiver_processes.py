@@ -26,8 +26,10 @@ import sys
 from receiver_runtime.process.receiver_process import run
 from receiver_runtime.sources.fields.secret import Secret
 receiver_id, assignment, database_url, block_store, *keys = sys.argv[1:]
-key = Secret(keys[0]) if keys else None
-sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store, block_key=key))
+first, *others = [Secret(key) for key in keys] or [None]
+receivers = [(int(receiver_id), int(assignment))]
+where = {"database_url": database_url, "block_store": block_store}
+sys.exit(run(receivers, **where, block_key=first, keys_for_reading=others))
 """
 
 
@@ -109,14 +111,14 @@ class ReceiverProcesses:
         block_store: str,
         database_url: str | None,
         first: str,
-        block_key: str | None = None,
+        block_keys: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a process; its interpreter runs the code `first` first (a test's seam)."""
         self.root.mkdir(parents=True, exist_ok=True)
         url = database_url or self.database_url
         with (self.root / f"process-{len(self.processes)}.log").open("wb") as log:
             arguments = [str(receiver_id), str(assignment), url, block_store]
-            process = self._launch(first, arguments if block_key is None else [*arguments, block_key], log)
+            process = self._launch(first, [*arguments, *block_keys], log)
         self.processes.append(process)
         return process
 

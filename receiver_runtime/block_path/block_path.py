@@ -89,7 +89,8 @@ class BlockPath:
         self.in_flight = InFlightCalls(context.clock)
         #: Whether a record was accepted since the receiver's last start.
         self.has_accepted = False
-        self._interrupted = False
+        # True too before its first start, which does not wait for a disk (``letter_replay``).
+        self._interrupted = True
 
         def apply(response: ControlResponse) -> None:
             self.limiter.update_rate(response.rate_limit)

@@ -71,6 +71,7 @@ def run(
     database_url: str,
     block_store: str,
     block_key: KeyReference | None = None,
+    keys_for_reading: Sequence[KeyReference] = (),
     host: str | None = None,
     parent_pipe: int | None = 0,
 ) -> ExitCode:
@@ -84,6 +85,7 @@ def run(
         database_url: of the driver log.
         block_store: the setting; see ``block_store.roots``.
         block_key: names the key that encrypts blocks; each receiver reads it when it starts. None: no encryption.
+        keys_for_reading: name keys that only decrypt.
         host: the host's name in the driver log; the machine's name by default.
         parent_pipe: a descriptor that closes when the parent is gone; watched only where it is a pipe or a socket, and
             on a socket the agent's lines are read and answered. None: not watched.
@@ -102,6 +104,7 @@ def run(
         engine,
         block_store=block_store,
         block_key=block_key,
+        keys_for_reading=keys_for_reading,
         host=host or socket.gethostname(),
         send_to_agent=agent.send,
     )
@@ -125,6 +128,7 @@ class _Process:
         *,
         block_store: str,
         block_key: KeyReference | None = None,
+        keys_for_reading: Sequence[KeyReference] = (),
         host: str,
         send_to_agent: Callable[[Message], None],
         exit_process: Callable[[int], object] = os._exit,
@@ -132,6 +136,7 @@ class _Process:
         self._engine = engine
         self._block_store = block_store
         self._block_key = block_key
+        self._keys_for_reading = keys_for_reading
         self._host = host
         self._send_to_agent = send_to_agent
         self._clock = Clock()
@@ -266,6 +271,7 @@ class _Process:
             process_id=process_id,
             block_store=self._block_store,
             block_key=self._block_key,
+            keys_for_reading=self._keys_for_reading,
             host=self._host,
             clock=self._clock,
             block_log=block_log,

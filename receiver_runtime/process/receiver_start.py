@@ -191,6 +191,7 @@ class ReceiverStart:
         handler = BlockHandler(log, rows.schema, compression=settings.compression, encryptor=encryptor)
         self.reporter.state(ReceiverState.ACTIVE, f"starting on {source.address}")
         self.reporter.event(ReceiverEventKind.STARTED, f"claimed on {shared.host}", f"epoch {claimed.epoch}")
+        keys = [key for key in (shared.block_key, *shared.keys_for_reading) if key is not None]
         return ReceiverSupervisor(
             receiver,
             context,
@@ -199,7 +200,7 @@ class ReceiverStart:
             rate_limit=response.rate_limit,
             threads=shared.block_threads,
             reading_loop=shared.reading_loop,
-            letters=LetterReplay(store, BlockKeys(() if shared.block_key is None else (shared.block_key,))),
+            letters=LetterReplay(store, BlockKeys(keys)),
         )
 
     @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
 
     from receiver_runtime.block_path.load.block_threads import BlockThreads
     from receiver_runtime.block_path.registration.block_log import BlockLog
@@ -25,6 +26,8 @@ class SharedParts:
     block_store: str
     #: The key that encrypts blocks; None: they are not encrypted.
     block_key: KeyReference | None
+    #: The keys before a rotation: some dead letters need them.
+    keys_for_reading: Sequence[KeyReference]
     host: str
     clock: Clock
     block_log: BlockLog

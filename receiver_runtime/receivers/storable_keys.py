@@ -11,22 +11,25 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# Forebay's own keys begin with it (``letter_replay``): no sender's may be taken for one of them.
+_OWN = "\x1f"
 # Bytes that an index of the driver log takes; a longer key is replaced by its digest.
 _LONGEST_KEY_BYTES = 500
 
 
 def storable(keys: pa.StringArray | Sequence[str | None]) -> pa.Array:
-    """Return keys as the driver log takes them: text without NUL, of bounded length; else their digests."""
+    """Return keys as the driver log takes them: text without NUL, of bounded length, not Forebay's; else digests."""
     taken = keys.cast(pa.string()) if isinstance(keys, pa.Array) else pa.array(keys, pa.string())
     longest = pc.max(pc.binary_length(taken)).as_py() or 0
-    if longest <= _LONGEST_KEY_BYTES and not pc.any(pc.match_substring(taken, "\0")).as_py():
+    odd = (pc.match_substring(taken, "\0"), pc.starts_with(taken, _OWN))
+    if longest <= _LONGEST_KEY_BYTES and not any(pc.any(each).as_py() for each in odd):
         return taken
     return pa.array([None if key is None else _short(key) for key in taken.to_pylist()], pa.string())
 
 
 def _short(key: str) -> str:
     data = key.encode()
-    if len(data) <= _LONGEST_KEY_BYTES and b"\0" not in data:
+    if len(data) <= _LONGEST_KEY_BYTES and b"\0" not in data and not key.startswith(_OWN):
         return key
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 

@@ -77,12 +77,13 @@ def test_a_key_is_printable_and_bounded_or_refused(value: bytes) -> None:
     assert "\x1f" not in key
 
 
-@fuzzed("stored_key", valid=[b"source\nid", b"otlp 1234", b"scope\x1fkey"], attacks=[b"\0", b"k" * 501])
+@fuzzed("stored_key", valid=[b"source\nid", b"otlp 1234", b"scope\x1fkey"], attacks=[b"\0", b"\x1f", b"k" * 501])
 def test_any_text_is_stored_as_a_key_that_the_driver_log_takes(data: bytes) -> None:
     key = data.decode("utf-8", "replace")
     [stored] = storable([key]).to_pylist()
     assert stored == _short(key)
     assert "\0" not in stored
+    assert not stored.startswith("\x1f")
     assert len(stored.encode()) <= 500
 
 

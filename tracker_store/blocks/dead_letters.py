@@ -213,14 +213,15 @@ def read_dead_letter_row(connection: sa.Connection, dead_letter_id: int) -> Dead
 def mark_replayed(connection: sa.Connection, dead_letter_id: int, *, to: str, again: bool) -> datetime | None:
     """Record that a row is sent again, before it is; return when, or None if it was before and is not to be `again`.
 
-    Locks: the row. Of two callers, one gets None.
+    A row that its receiver is to parse again gives None too: both would store its records. Locks: the row. Of two
+    callers, one gets None.
     """
     with named_failures():
         marked: datetime | None = connection.execute(
             sa.text("""
                 UPDATE forebay.dead_letters
                 SET replayed_at = clock_timestamp(), replayed_to = :to
-                WHERE id = :id AND (replayed_at IS NULL OR CAST(:again AS boolean))
+                WHERE id = :id AND (replayed_at IS NULL OR CAST(:again AS boolean)) AND NOT replay_wanted
                 RETURNING replayed_at
             """),
             {"id": dead_letter_id, "to": to, "again": again},

@@ -40,6 +40,7 @@ def receiver(
         database_url=settings.require_database_url(),
         block_store=settings.block_store_roots,
         block_key=settings.block_key,
+        keys_for_reading=settings.block_keys_for_reading,
         host=host,
     )
     raise typer.Exit(int(code))

@@ -2,7 +2,8 @@
 
 Each record goes in with a key of its own, in the transaction of its block, and the row is marked afterwards. So a
 process that ends in between doubles nothing: the next one finds the keys, and tries only what is not there. A record
-that still does not fit stays in its row. It never keeps a receiver from starting.
+that still does not fit stays in its row. It never keeps a receiver from starting, and no row keeps another from being
+parsed: one that can't be is reported, and can be saved then; one that waits for something stays asked for.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from receiver_runtime.block_store.frames.errors import BlockStoreError
+from receiver_runtime.block_path.text_check import RowsWaitError
+from receiver_runtime.block_path.write_ahead_log import WriteAheadLogError
+from receiver_runtime.block_store.frames.errors import BlockKeyError, StoreUnavailableError
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.reporting.driver_log import GivenUpError
-from tracker_store.connection.errors import DuplicateKeysError
+from tracker_store.connection.errors import DriverLogError, DuplicateKeysError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
 
 # Seconds between two looks whether the receiver is to end.
 _LOOK_SECONDS = 0.2
-# No key of a sender begins with this character.
+# No key of a sender begins with this character (``storable_keys``).
 _KEY = "\x1fdead letter "
+# What is wrong with no single row: the rows stay asked for.
+_OF_ALL_ROWS = (DriverLogError, GivenUpError, RowsWaitError, WriteAheadLogError)
 
 
 class LetterReplay:
@@ -62,36 +67,55 @@ class LetterReplay:
 
     def _run(self, context: ReceiverContext, path: BlockPath, is_over: Callable[[], bool]) -> None:
         for wanted in context.driver_log.wanted_letters():
+            if is_over():
+                raise GivenUpError(GivenUpError.__doc__)
             left = wanted.records
             try:
-                left = self._replayed(wanted, context, path, is_over)
-            except (BlockStoreError, OSError) as error:
+                letters = self._letters(wanted)
+            except (BlockKeyError, StoreUnavailableError) as error:
+                context.reporter.error(f"dead letter {wanted.id} can't be read now, the next start tries it", error)
+                continue
+            except Exception as error:  # noqa: BLE001  reported: other rows can be read
                 context.reporter.error(f"dead letter {wanted.id} could not be read, to parse it again", error)
+            else:
+                left = self._replayed(wanted, letters, context, path, is_over)
             context.driver_log.end_letter_replay(wanted.id, left, to=context.stream_name)
 
+    def _letters(self, wanted: WantedLetters) -> Sequence[bytes]:
+        at = wanted.handle
+        frame = self._store.read_frame(wanted.path, at.offset, at.length, at.crc32c)
+        return letters_of(frame, wanted.path, at.offset, self._keys)
+
     def _replayed(
-        self, wanted: WantedLetters, context: ReceiverContext, path: BlockPath, is_over: Callable[[], bool]
+        self,
+        wanted: WantedLetters,
+        letters: Sequence[bytes],
+        context: ReceiverContext,
+        path: BlockPath,
+        is_over: Callable[[], bool],
     ) -> Sequence[int]:
-        """Store the records of a row that fit, and return the numbers of the others.
+        """Store the records of a row that fit, and return the numbers of the others: all if the row can't be parsed.
 
         Raises: whatever kept it from that, and GivenUpError. What is stored by then is found by its keys.
         """
-        at = wanted.handle
-        frame = self._store.read_frame(wanted.path, at.offset, at.length, at.crc32c)
-        letters = letters_of(frame, wanted.path, at.offset, self._keys)
         numbers = range(1, len(letters) + 1) if wanted.records is None else wanted.records
         keys = {number: f"{_KEY}{wanted.id}/{number}" for number in numbers}
         known = path.known_keys(list(keys.values()))
         waiting = [number for number in numbers if keys[number] not in known]
-        rows = context.rows.rows_of([letters[number - 1] for number in waiting])
-        if not waiting or rows is None:
+        try:
+            rows = context.rows.rows_of([letters[number - 1] for number in waiting])
+            if not waiting or rows is None:
+                return waiting
+            checked = context.rows.check(rows)
+            fits = np.ones(len(waiting), np.bool_) if checked.invalid is None else ~checked.invalid
+            fitting = [keys[number] for number, fit in zip(waiting, fits, strict=True) if fit]
+            stored = path.push_keyed(checked.batch, fitting) if fitting else None
+        except _OF_ALL_ROWS:
+            raise
+        except Exception as error:  # noqa: BLE001  reported: nothing of the row was stored, and others can be parsed
+            context.reporter.error(f"dead letter {wanted.id} could not be parsed again", error)
             return waiting
-        checked = context.rows.check(rows)
-        fits = np.ones(len(waiting), np.bool_) if checked.invalid is None else ~checked.invalid
-        if checked.batch.num_rows:
-            stored = path.push_keyed(
-                checked.batch, [keys[number] for number, fit in zip(waiting, fits, strict=True) if fit]
-            )
+        if stored is not None:
             while not stored.done():
                 if is_over():
                     raise GivenUpError(GivenUpError.__doc__)

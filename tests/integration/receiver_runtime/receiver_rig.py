@@ -132,7 +132,7 @@ class ReceiverRig(ForkedReceivers):
             block_store=self.block_store,
             database_url=database_url,
             first=first,
-            block_key=self.block_keys[0] if self.block_keys else None,
+            block_keys=self.block_keys,
         )
 
     def state(self) -> tuple[str, str]:

@@ -31,10 +31,11 @@ class Orders(ReceiverRig):
     """A typed stream that has taken `LINES`, of which three do not fit, in one row of dead letters."""
 
     @classmethod
-    def begun(cls, database_url: str, root: Path) -> Orders:
+    def begun(cls, database_url: str, root: Path, *, block_keys: tuple[str, ...] = ()) -> Orders:
         """Start the stream `lines`, and send it the lines."""
         rig = cls.make(database_url, root, Http(listen="127.0.0.1:0").model_dump(mode="json"))
         assert isinstance(rig, Orders)
+        rig.block_keys = block_keys
         rig.declare("item STRING NOT NULL, pieces BIGINT")
         rig.start()
         asked = urllib.request.Request(

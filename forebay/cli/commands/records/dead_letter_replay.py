@@ -40,7 +40,7 @@ from tracker_store.blocks.dead_letters import mark_replayed, restore_replayed
 from tracker_store.receivers.receivers import NoSuchReceiverError, get_receiver, process_of_receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import sqlalchemy as sa
 
@@ -53,21 +53,27 @@ _STDOUT = "-"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  a receiver's, not ours
 #: Reasons with which a whole record was put aside.
 _WHOLE = frozenset(
-    {DeadLetterReason.INVALID_ENCODING.label, DeadLetterReason.INVALID_TEXT.label, DeadLetterReason.UNPARSABLE.label}
+    reason.label
+    for reason in (
+        DeadLetterReason.DOES_NOT_FIT,
+        DeadLetterReason.INVALID_ENCODING,
+        DeadLetterReason.INVALID_TEXT,
+        DeadLetterReason.UNPARSABLE,
+    )
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Letters:
-    """Hold a row, its records, and the bytes that follow each record where it is sent or written."""
+    """Hold a row, records of it by their numbers, and the bytes that follow each where it is sent or written."""
 
     row: DeadLetterRow
-    records: Sequence[bytes]
+    records: Mapping[int, bytes]
     terminator: bytes
 
     @property
     def data(self) -> bytes:
-        return b"".join(record + self.terminator for record in self.records)
+        return b"".join(record + self.terminator for record in self.records.values())
 
 
 def replay(
@@ -114,6 +120,7 @@ def replay(
         for row, records in read:
             reader = None if to or address or _is_cut(row, records) else stream_reader(connection, row)
             if reader is None:
+                _refuse_wanted(row)
                 planned.append(_planned(connection, row, records, to=to, address=address))
             else:
                 parsed.append(LettersToParse.of(row, records, reader))
@@ -136,6 +143,15 @@ def _refuse_replayed(row: DeadLetterRow) -> None:
         raise CommandError(message)
 
 
+def _refuse_wanted(row: DeadLetterRow) -> None:
+    if row.replay_wanted:
+        message = (
+            f"Dead letter {row.id} waits for its receiver {row.stream}/{row.ordinal}, which parses it again when it "
+            "starts: `forebay events` says what keeps it. Start it, and replay what is left then"
+        )
+        raise CommandError(message)
+
+
 def _planned(
     connection: sa.Connection, row: DeadLetterRow, records: Sequence[bytes], *, to: str, address: str
 ) -> tuple[_Letters, str]:
@@ -146,7 +162,9 @@ def _planned(
     source = _source(connection, row)
     terminator = source.delimiter_bytes if isinstance(source, SocketText) else b"\n"
     is_whole = row.reason in _WHOLE and not _is_cut(row, records)
-    letters = _Letters(row, records, terminator if is_whole else b"")
+    # The others are in a block. All are, where none is left: then --again asks for all.
+    numbers = row.left_records or range(1, len(records) + 1)
+    letters = _Letters(row, {one: records[one - 1] for one in numbers}, terminator if is_whole else b"")
     if to:
         return letters, "standard output" if to == _STDOUT else to
     instead = f"write it with --to FILE, correct it, and send it to {row.stream} as any other record"
@@ -217,7 +235,7 @@ def _replayed(
     }
     if dry_run:
         console.print(f"Dead letter {row.id}: {count} would go to {where}:", markup=False)
-        for number, record in enumerate(letters.records, start=1):
+        for number, record in letters.records.items():
             console.print(f"  {number}: {as_text(record, most=SHOWN_BYTES)}", markup=False)
         return done
     marked = mark_replayed(connection, row.id, to=where, again=again)

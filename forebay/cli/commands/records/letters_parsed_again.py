@@ -14,7 +14,8 @@ from forebay.cli.commands.records.stored_letters import SHOWN_BYTES, as_text, wh
 from forebay.cli.terminal.failures import CommandError
 from tracker_store.blocks.dead_letters import read_dead_letter_row, want_replay
 from tracker_store.host.terminal_text import escaped
-from tracker_store.receivers.receivers import restart_receivers
+from tracker_store.receivers.receivers import ReceiverStoppedError, placements, restart_receivers
+from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class LettersToParse:
 def parse_again(
     connection: sa.Connection, console: Console, rows: Sequence[LettersToParse], *, again: bool, dry_run: bool
 ) -> list[dict[str, object]]:
-    """Have rows parsed again, and return what was done with each. Raises CommandError."""
+    """Have rows parsed again, and return what was done with each. Raises CommandError, ReceiverStoppedError."""
     if dry_run:
         for one in rows:
             console.print(
@@ -75,6 +76,11 @@ def parse_again(
         return [
             _done(one, [number for number, why in one.whys.items() if why is not None], one.fitting) for one in rows
         ]
+    receiver_ids = {one.row.receiver_id for one in rows}
+    for placed in placements(connection) if rows else ():
+        if placed.receiver_id in receiver_ids and placed.desired_state is DesiredState.STOPPED:
+            # A row that waits for it could not be saved or sent.
+            raise ReceiverStoppedError(f"receiver {placed.stream_name}/{placed.ordinal}")
     for one in rows:
         if not want_replay(connection, one.row.id, again=again):
             message = f"Dead letter {one.row.id} was replayed by another command, or was cleaned up"
@@ -82,7 +88,7 @@ def parse_again(
     if rows:
         restart_receivers(
             connection,
-            receiver_ids={one.row.receiver_id for one in rows},
+            receiver_ids=receiver_ids,
             why="restarted to parse dead letters again",
             also_waiting=False,
         )

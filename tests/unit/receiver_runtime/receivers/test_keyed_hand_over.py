@@ -428,6 +428,13 @@ def test_no_cut_separates_rows_with_one_key(keys: list[str | None]) -> None:
         assert all({key for key in keys[:cut] if key} & {key for key in keys[cut:] if key} for cut in missing)
 
 
+def test_a_key_that_is_written_as_one_of_forebays_own_is_another_one() -> None:
+    # Else the dead letter would count as stored.
+    [stored, plain] = storable_keys.storable(["\x1fdead letter 17/1", "dead letter"]).to_pylist()
+    assert stored.startswith("sha256:")
+    assert plain == "dead letter"
+
+
 class Trouble:
     """Makes the driver log fail, and adds keys of other receivers."""
 

@@ -19,12 +19,14 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.sources.fields.tcp import Tls
+from receiver_runtime.sources.records.json_records import Json
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
+from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.log import make_log
 from tests.support.driver_log.stored_letters import Letters
 from tests.support.machine.held_ports import held_port
 from tests.support.polling import joined
-from tracker_store.blocks.dead_letters import read_dead_letter_row
+from tracker_store.blocks.dead_letters import mark_replayed, read_dead_letter_row
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.processes import register_process
 from tracker_store.schema.states import ProcessKind
@@ -274,7 +276,8 @@ def test_letters_of_any_source_are_written_to_a_new_file(stream: Stream, tmp_pat
 
     stream.declare(SocketText(listen="127.0.0.1:1", delimiter=";"))
     whole, parts = letters(ENCODING, b"one", b"two"), letters(DeadLetterReason.RECORD_TOO_LARGE, b"part")
-    assert saved(tmp_path / "a", whole, parts) == b"one;two;part"
+    misfits = letters(DeadLetterReason.DOES_NOT_FIT, b"{}", b"[]")
+    assert saved(tmp_path / "a", whole, misfits, parts) == b"one;two;{};[];part"
     assert stream.replayed_to(whole) == str(tmp_path / "a")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
     # A file that is there is not touched.
@@ -285,6 +288,40 @@ def test_letters_of_any_source_are_written_to_a_new_file(stream: Stream, tmp_pat
     # The receiver was removed meanwhile: nothing says how its records end.
     stream.connection.exec_driver_sql("UPDATE forebay.receivers SET removed_at = clock_timestamp()")
     assert replay(other, "--to", "-").stdout_bytes == b"three\n"
+
+
+def test_of_a_row_that_was_parsed_again_only_what_was_left_goes(stream: Stream, port: int, tmp_path: Path) -> None:
+    number = stream.add(b"one", b"two", b"three")
+    stream.connection.exec_driver_sql("UPDATE forebay.dead_letters SET left_records = '{2}'")
+    shown = replay(number, "--dry-run").stderr
+    assert ("1 record(s)" in shown, "  2: two\n" in shown) == (True, True)
+    assert saved(tmp_path / "a", number) == b"two\n"
+    with Receiving(port) as receiver:
+        assert replay(number, "--again").exit_code == 0
+    assert receiver.connections == [b"two\n"]
+
+
+def test_a_row_that_waits_for_its_receiver_does_not_go_elsewhere(stream: Stream, tmp_path: Path) -> None:
+    number = stream.add(b"one")
+    stream.connection.exec_driver_sql("UPDATE forebay.dead_letters SET replay_wanted = true")
+    for more in ((), ("--again",)):
+        refused = replay(number, "--to", tmp_path / "a", *more)
+        assert (refused.exit_code, "waits for its receiver lines/1" in refused.stderr) == (1, True)
+    assert not (tmp_path / "a").exists()
+    # It was asked for after this row was read.
+    assert mark_replayed(stream.connection, number, to="a file", again=True) is None
+    assert stream.replayed_to(number) is None
+
+
+def test_a_stopped_receiver_is_not_asked_to_parse(stream: Stream) -> None:
+    declare_records(stream.connection, Json("item STRING"))
+    number = stream.add(b'{"item": "tea"}', reason=DeadLetterReason.DOES_NOT_FIT)
+    stream.connection.exec_driver_sql("UPDATE forebay.receivers SET desired_state = 'stopped'")
+    refused = replay(number)
+    assert (refused.exit_code, "forebay receivers start" in refused.stderr) == (1, True), refused.output
+    row = read_dead_letter_row(stream.connection, number)
+    assert row is not None
+    assert not row.replay_wanted
 
 
 def test_a_file_that_can_not_be_synced_is_told_and_its_rows_stay_marked(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from forebay.cli.main import app
 from forebay.testing.receiver_processes import eventually
 from tests.integration.receiver_runtime.typed_rig import Orders
+from tests.support.receivers.block_keys import key_file
 from tracker_store.schema.states import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -112,6 +113,24 @@ def test_what_fits_by_now_is_stored_once_and_the_rest_stays(orders: Orders, deat
     assert sorted(map(str, orders.values())) == ["None", "None", "pot", "tea"]
     [(replayed_to,)] = orders.execute("SELECT replayed_to FROM forebay.dead_letters")
     assert (replayed_to, forebay("replay", number).exit_code) == ("lines", 1)
+
+
+def test_letters_from_before_a_rotation_of_the_block_key_are_parsed_again(
+    database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old, new = (key_file(tmp_path / "keys" / name) for name in ("old", "new"))
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(home))
+    monkeypatch.setenv("FOREBAY_BLOCK_KEY", new)
+    monkeypatch.setenv("FOREBAY_BLOCK_KEYS_FOR_READING", old)
+    orders = Orders.begun(database_url, home, block_keys=(old,))
+    try:
+        orders.block_keys = (new, old)
+        orders.declare("item STRING, pieces BIGINT")
+        with orders.tracker():
+            assert shown("replay", _letter(orders))["dead_letters"][0]["records"] == 2
+    finally:
+        orders.close()
 
 
 def test_letters_that_can_not_be_read_keep_no_receiver_from_its_start(orders: Orders) -> None:
