@@ -203,13 +203,19 @@ class BlockPath:
         Raises RowsWaitError at a stop: nothing of the rows is stored.
         """
         backoff = store_backoff()
+        has_waited = False
         while True:
             try:
-                return check()
+                checked = check()
             except RowsWaitError as error:
+                has_waited = True
                 self.pusher.report_failure("a block could not be stored", error)
                 if self._interrupted or not self.writer.pause(backoff.next_delay()):
                     raise
+            else:
+                if has_waited:
+                    self.pusher.report_stored()
+                return checked
 
     # -- the receiver's side: blocks that move the positions of their source -----------------------------------------
 
@@ -251,7 +257,9 @@ class BlockPath:
         with self.in_flight:
             return self._driver_log.known_keys(keys, wait=wait)
 
-    def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
+    def push_keyed(
+        self, batch: pa.RecordBatch, keys: Sequence[str], *, is_over: Callable[[], bool] = lambda: False
+    ) -> Future[NewBlock]:
         """Store a batch as one block with its records' keys; return when it is stored, before it is registered.
 
         The batch has the blocks' schema: the caller checks the rows (``rows``), and divides rows and keys together. No
@@ -259,7 +267,7 @@ class BlockPath:
         resolves when the driver log has the block and the keys. It fails with
         DuplicateKeysError if one of the keys is known. Then no block with keys in flight is registered, and nothing is
         accepted before ``writer.resume_after_refusal``, which the caller must call. While the disk takes no blocks,
-        this waits, except at a stop.
+        this waits, except at a stop, which ``is_over`` tells of too.
 
         Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
         """
@@ -271,7 +279,7 @@ class BlockPath:
                     future = self.writer.push(encoded, keys=tuple(keys))
                 except WriteAheadLogError as error:
                     self.pusher.report_failure("a block with keys could not be stored", error)
-                    if self._interrupted or not self.writer.pause(backoff.next_delay()):
+                    if self._interrupted or is_over() or not self.writer.pause(backoff.next_delay()):
                         raise
                 else:
                     self.pusher.report_stored()

@@ -90,7 +90,9 @@ class LetterReplay:
         fits = np.ones(len(waiting), np.bool_) if checked.invalid is None else ~checked.invalid
         if checked.batch.num_rows:
             stored = path.push_keyed(
-                checked.batch, [keys[number] for number, fit in zip(waiting, fits, strict=True) if fit]
+                checked.batch,
+                [keys[number] for number, fit in zip(waiting, fits, strict=True) if fit],
+                is_over=is_over,
             )
             while not stored.done():
                 if is_over():
