@@ -142,15 +142,18 @@ class JsonReader(RecordReader):
     def _members(self, values: pa.BinaryArray, *, judged: bool) -> pa.RecordBatch | None:
         """Return the members of the records as Arrow's parser gives them; None if it is not one object for each.
 
-        Arrow's parser does not know where a record ends. But one that begins with a brace begins at the top level if
-        the one before it ended with a brace: within a value, no opening brace follows a closing one. So each record has
-        at least one object, and if there are as many objects as records, each has exactly one.
+        Arrow's parser does not know where a record ends. But it refuses a line end within a string, whatever stands
+        before it, also behind a backslash. So if it takes the text, the line end between two records is within no
+        string: the closing brace before it and the opening one after it are tokens, not text. In JSON, these follow one
+        another only at the top level, so each record begins and ends there. So each has at least one object, and if
+        there are as many objects as records, each has exactly one. That depends neither on what is in strings, nor on
+        what Arrow takes beside JSON: NaN and Inf have no line end, and a NUL outside a string is refused.
         """
         if not len(values):
             return _no_rows(self._read_as)
-        if (buffer := _text_in_braces(values)) is None:
+        if not _are_in_braces(values):
             return None
-        text = buffer.to_pybytes()
+        text = _lines(values)
         if self._has_decimals and not judged and may_crash(text):
             return None
         try:
@@ -211,16 +214,21 @@ def _stripped(record: bytes) -> bytes:
     return record.removeprefix(_MARK).strip(_BLANKS)
 
 
-def _text_in_braces(values: pa.BinaryArray) -> pa.Buffer | None:
-    """Return the records' bytes, one record after another; None unless each begins and ends with a brace."""
+def _are_in_braces(values: pa.BinaryArray) -> bool:
+    """Return whether each record begins and ends with a brace."""
     _, offsets, data = values.buffers()
     places = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
     if np.diff(places).min() < len(_EMPTY):
-        return None
+        return False
     text = np.frombuffer(data, np.uint8)
-    if not ((text[places[:-1]] == _OPENING).all() and (text[places[1:] - 1] == _CLOSING).all()):
-        return None
-    return data.slice(int(places[0]), int(places[-1] - places[0]))
+    return bool((text[places[:-1]] == _OPENING).all() and (text[places[1:] - 1] == _CLOSING).all())
+
+
+def _lines(values: pa.BinaryArray) -> bytes:
+    """Return the records' bytes, one record after another, with a line end between two."""
+    one = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    text: bytes = pc.binary_join(one, b"\n")[0].as_buffer().to_pybytes()
+    return text
 
 
 def _no_numbers(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

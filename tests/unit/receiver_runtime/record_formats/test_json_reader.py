@@ -171,6 +171,67 @@ def test_a_record_is_taken_or_not_whatever_stands_beside_it(one: bytes, other: t
     assert beside_bad.batch.to_pylist() == [*alone.batch.to_pylist(), other[1]]
 
 
+# Records whose edges look like a neighbour's, or that stop in the middle of a value that a neighbour could end.
+HOSTILE = [
+    b'{"item":"}',
+    b'{"}',
+    b'{"item":"good"}',
+    b"{}{}",
+    b"{}",
+    b"{} {}",
+    b"{}null{}",
+    b'{"}null{}',
+    b'{"}{}{"item":"}',
+    b'{"item":"}\\}',
+    b'{"item":"}\n{"}',
+    b'{\n"item":\t"a"}',
+    b"{}{}\0}",
+    b'{"item":{}',
+    b'{"tags":["a"}',
+    b'{"rates":[1,NaN]}',
+    b'{"other":NaN}',
+    b'{"other":Inf}',
+    b'{"other":-Infinity, "item":"Inf"}',
+    b'{"item":"\xff"}',
+    b'{"other":"}\xc3}',
+    b'{"other":"\\ud83d"}',
+]
+
+
+def told(parsed: Parsed) -> list[tuple[int, DeadLetterReason, str]]:
+    return [(fault.row, fault.reason, fault.why) for fault in parsed.faults]
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        [b'{"item":"}', b'{"}', b'{"item":"good"}', b"{}{}"],
+        [b'{"item":"}', b'{"}', b'{"item":"good"}', b"{}{}", b'{"other":NaN}'],
+        [b'{"item":"}', b"{}", b'{"}null{}'],
+        [b'{"item":"a"}', b"{}{}\0}", b'{"item":"b"}'],
+    ],
+)
+def test_braces_at_the_edges_of_records_move_no_value_to_another_row(together: list[bytes]) -> None:
+    by_themselves(together)
+
+
+# Two halves of one object, and two objects in one record: both together are as many objects as records.
+_groups = st.sampled_from([(b'{"item":"}', b'{"}'), (b"{}{}",), (b"{}null{}",)]) | st.tuples(st.sampled_from(HOSTILE))
+
+
+@settings(max_examples=examples(1000))
+@given(st.lists(_groups, min_size=2, max_size=5))
+@pytest.mark.search
+def test_hostile_records_are_read_as_each_by_itself(groups: list[tuple[bytes, ...]]) -> None:
+    by_themselves([record for group in groups for record in group])
+
+
+def by_themselves(together: list[bytes]) -> None:
+    parsed, alone = read(*together), [read(one) for one in together]
+    assert parsed.batch.to_pylist() == [row for one in alone for row in one.batch.to_pylist()]
+    assert told(parsed) == [(row, *fault[1:]) for row, one in enumerate(alone) for fault in told(one)]
+
+
 @pytest.mark.parametrize(("record", "said"), BAD.items())
 def test_a_record_that_does_not_fit_says_why(record: bytes, said: str) -> None:
     parsed = read(b'{"item": "before"}', record, b'{"item": "after"}')
