@@ -44,6 +44,8 @@ _NOTE_PAYLOAD = b"\0"
 _SMALL_LETTER = 2**16
 # Threads that encode one block. More would only help a source that is faster than any known here.
 _MOST_ENCODERS = 4
+# Bytes of memory that a letter takes beside its data.
+_LETTER_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,9 @@ class EncodedBlock:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the payload and the letters."""
-        return sum([buffer.size for buffer in self.payload] + [len(letter.data) for letter in self.letters])
+        """Return the size of the payload and of the letters in memory."""
+        letters = [_LETTER_BYTES + len(letter.data) for letter in self.letters]
+        return sum([buffer.size for buffer in self.payload] + letters)
 
 
 class BlockHandler:

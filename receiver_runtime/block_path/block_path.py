@@ -204,13 +204,19 @@ class BlockPath:
         Raises RowsWaitError at a stop: nothing of the rows is stored.
         """
         backoff = store_backoff()
+        has_waited = False
         while True:
             try:
-                return check()
+                checked = check()
             except RowsWaitError as error:
+                has_waited = True
                 self.pusher.report_failure("a block could not be stored", error)
                 if self._interrupted or not self.writer.pause(backoff.next_delay()):
                     raise
+            else:
+                if has_waited:
+                    self.pusher.report_stored()
+                return checked
 
     # -- the receiver's side: blocks that move the positions of their source -----------------------------------------
 

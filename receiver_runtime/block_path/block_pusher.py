@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # The hindrance "the disk takes no blocks".
 _STORE = "store blocks"
+# A block with more dead letters is encoded when it is pushed, so that only one such block at a time holds them.
+_MOST_LETTERS_AHEAD = 10_000
 
 
 class BlockPusher:
@@ -51,7 +53,10 @@ class BlockPusher:
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock | None:
         """Encode a block on the generator's timer, without the rows that it can't have; None if that has to wait."""
-        return self._encoded(batches) if all(map(self._rows.is_ready, batches)) else None
+        if not all(map(self._rows.is_ready, batches)):
+            return None
+        encoded = self._encoded(batches)
+        return encoded if len(encoded.letters) <= _MOST_LETTERS_AHEAD else None
 
     def push(self, block: Block) -> None:
         """Store a block and hand it to the registrar. The next block is stored while this one is registered.

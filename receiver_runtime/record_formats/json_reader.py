@@ -2,8 +2,12 @@
 
 Arrow reads many records at once, and fails as a whole where one does not fit, without saying which. So where it fails,
 a second parser (msgspec) looks at each record of the piece that fails, and says which do not fit and why; Arrow reads
-the others again. What Arrow still refuses is found by halving. So all values are Arrow's, and a record is taken by
-itself alone, whatever records stand beside it: for that, the second parser must take all that Arrow takes.
+the others again. What Arrow still refuses is found by a closer look, then by halving. So all values are Arrow's, and a
+record is taken by itself alone, whatever records stand beside it: for that, the second parser must take all that Arrow
+takes, and the closer look must refuse nothing that Arrow takes.
+
+Halving costs many calls for each record that is refused. So what a sender could send at will, such as a member twice,
+is found before (``Judge.refusal_of``), and only what is rare is left to it.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from receiver_runtime.record_formats.text_values import typed
 from receiver_runtime.sources.records.json_records import JsonObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping
 
     from receiver_runtime.sources.records.declared import Records
 
@@ -142,15 +146,18 @@ class JsonReader(RecordReader):
     def _members(self, values: pa.BinaryArray, *, judged: bool) -> pa.RecordBatch | None:
         """Return the members of the records as Arrow's parser gives them; None if it is not one object for each.
 
-        Arrow's parser does not know where a record ends. But one that begins with a brace begins at the top level if
-        the one before it ended with a brace: within a value, no opening brace follows a closing one. So each record has
-        at least one object, and if there are as many objects as records, each has exactly one.
+        Arrow's parser does not know where a record ends. But it refuses a line end within a string, whatever stands
+        before it, also behind a backslash. So if it takes the text, the line end between two records is within no
+        string: the closing brace before it and the opening one after it are tokens, not text. In JSON, these follow one
+        another only at the top level, so each record begins and ends there. So each has at least one object, and if
+        there are as many objects as records, each has exactly one. That depends neither on what is in strings, nor on
+        what Arrow takes beside JSON: NaN and Inf have no line end, and a NUL outside a string is refused.
         """
         if not len(values):
             return _no_rows(self._read_as)
-        if (buffer := _text_in_braces(values)) is None:
+        if not _are_in_braces(values):
             return None
-        text = buffer.to_pybytes()
+        text = _lines(values)
         if self._has_decimals and not judged and may_crash(text):
             return None
         try:
@@ -171,32 +178,43 @@ class JsonReader(RecordReader):
 
     def _one_by_one(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed:
         """Return the records that fit, and the faults of the others."""
+        records = dict(enumerate(map(_stripped, values.to_pylist())))
         faults: list[Fault] = []
-        rows: list[int] = []
-        texts: list[bytes] = []
-        for row, text in enumerate(values.to_pylist()):
-            stripped = _stripped(text)
-            if (fault := self._judge.fault_of(row, stripped)) is not None:
-                faults.append(fault)
-            else:
-                rows.append(row)
-                texts.append(stripped)
+        for fault_of in (self._judge.fault_of, self._judge.refusal_of):
+            found = [fault for row, record in records.items() if (fault := fault_of(row, record)) is not None]
+            faults += found
+            for fault in found:
+                del records[fault.row]
+            if (parsed := self._judged(records, may_lack)) is not None:
+                return Parsed(parsed.batch, _by_row([*faults, *parsed.faults]))
+        parsed = self._halved(records, may_lack)
+        return Parsed(parsed.batch, _by_row([*faults, *parsed.faults]))
+
+    def _judged(self, records: Mapping[int, bytes], may_lack: Rows) -> Parsed | None:
+        """Return records, given by their rows, by one call of Arrow's parser; None if it fails for one of them."""
+        rows = list(records)
+        parsed = self._at_once(pa.array(list(records.values()), pa.binary()), may_lack[rows], judged=True)
+        if parsed is None:
+            return None
+        return Parsed(parsed.batch, [Fault(rows[fault.row], fault.reason, fault.why) for fault in parsed.faults])
+
+    def _halved(self, records: Mapping[int, bytes], may_lack: Rows) -> Parsed:
+        """Return the records that Arrow takes, and the faults of the others; each of these costs many calls."""
         batches: list[pa.RecordBatch] = []
-        pending = [(0, len(texts))]
+        faults: list[Fault] = []
+        pending = [list(records)]
         while pending:
-            first, count = pending.pop()
-            some = rows[first : first + count]
-            piece = pa.array(texts[first : first + count], pa.binary())
-            if (parsed := self._at_once(piece, may_lack[some], judged=True)) is not None:
+            rows = pending.pop()
+            if (parsed := self._judged({row: records[row] for row in rows}, may_lack)) is not None:
                 batches.append(parsed.batch)
-                faults += [Fault(some[fault.row], fault.reason, fault.why) for fault in parsed.faults]
-            elif count == 1:
-                faults.append(Fault(some[0], DeadLetterReason.DOES_NOT_FIT, self._why(texts[first])))
+                faults += parsed.faults
+            elif len(rows) == 1:
+                faults.append(Fault(rows[0], DeadLetterReason.DOES_NOT_FIT, self._why(records[rows[0]])))
             else:
-                half = count // 2
+                half = len(rows) // 2
                 # The last one is read first.
-                pending += [(first + half, count - half), (first, half)]
-        return Parsed(_joined(batches, self.schema), sorted(faults, key=lambda fault: fault.row))
+                pending += [rows[half:], rows[:half]]
+        return Parsed(pa.concat_batches(batches) if batches else _no_rows(self.schema), faults)
 
     def _why(self, record: bytes) -> str:
         """Return why Arrow refuses one record."""
@@ -211,16 +229,21 @@ def _stripped(record: bytes) -> bytes:
     return record.removeprefix(_MARK).strip(_BLANKS)
 
 
-def _text_in_braces(values: pa.BinaryArray) -> pa.Buffer | None:
-    """Return the records' bytes, one record after another; None unless each begins and ends with a brace."""
+def _are_in_braces(values: pa.BinaryArray) -> bool:
+    """Return whether each record begins and ends with a brace."""
     _, offsets, data = values.buffers()
     places = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
     if np.diff(places).min() < len(_EMPTY):
-        return None
+        return False
     text = np.frombuffer(data, np.uint8)
-    if not ((text[places[:-1]] == _OPENING).all() and (text[places[1:] - 1] == _CLOSING).all()):
-        return None
-    return data.slice(int(places[0]), int(places[-1] - places[0]))
+    return bool((text[places[:-1]] == _OPENING).all() and (text[places[1:] - 1] == _CLOSING).all())
+
+
+def _lines(values: pa.BinaryArray) -> bytes:
+    """Return the records' bytes, one record after another, with a line end between two."""
+    one = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    text: bytes = pc.binary_join(one, b"\n")[0].as_buffer().to_pybytes()
+    return text
 
 
 def _no_numbers(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -242,5 +265,5 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.concat_batches(batches) if batches else _no_rows(schema)
+def _by_row(faults: Iterable[Fault]) -> list[Fault]:
+    return sorted(faults, key=lambda fault: fault.row)

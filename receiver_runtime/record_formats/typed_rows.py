@@ -93,12 +93,13 @@ class TypedRows(RowCheck):
         made = self._made(parsed, taken.filter(pa.array(fits)))
         # Of the rows that were given; each letter is that of the next row that is left out.
         rows = np.arange(batch.num_rows) if checked.invalid is None else np.flatnonzero(~checked.invalid)
-        letters = {
-            int(rows[fault.row]): DeadLetter(
-                fault.reason, values[fault.row].as_py() or b"", why=shortened(fault.why, _WHY_LETTERS)
-            )
-            for fault in parsed.faults
-        }
+        # Many records have one reason, which is held once.
+        whys: dict[str, str] = {}
+        letters = {}
+        for fault in parsed.faults:
+            why = shortened(fault.why, _WHY_LETTERS)
+            data = values[fault.row].as_py() or b""
+            letters[int(rows[fault.row])] = DeadLetter(fault.reason, data, why=whys.setdefault(why, why))
         if checked.invalid is not None:
             letters |= zip(np.flatnonzero(checked.invalid).tolist(), checked.letters, strict=True)
         invalid = np.zeros(batch.num_rows, dtype=np.bool_)
