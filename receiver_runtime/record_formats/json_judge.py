@@ -5,7 +5,9 @@ The judge takes all that Arrow takes, so that it never decides what Arrow decide
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +36,15 @@ _EXPONENTS = [
         rb"\\u00(?:3\d|2[dDeE]|[46]5)",
     )
 ]
+# A text, ended or not, or what Arrow takes as a number where JSON has none.
+_TEXT_OR_NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|-?(?:NaN|Inf(?:inity)?)', re.DOTALL)
+# Stands for such a number: as it, this one fits floating-point columns, members without a column, and nothing else.
+_STAND_IN = "1E+77"
+# Arrow reads an exponent above this one, and that of a fraction above this one and its digits, as no number.
+_MOST_EXPONENT = 308
+_EXPONENT_LETTERS = 9
+_EXPONENT = re.compile(r"(?:\.(?P<fraction>[0-9]+))?[eE]\+?(?P<exponent>[0-9]+)")
+_DECIMAL_TEXT = re.compile(r"[+-]?0*(?P<whole>[0-9]*)\.?(?P<fraction>[0-9]*)(?:[eE][+-]?[0-9]+)?")
 _JUDGED_AS = {pa.types.is_boolean: bool, pa.types.is_floating: float, pa.types.is_decimal: Decimal}
 
 
@@ -67,6 +78,9 @@ class Judge:
     def __init__(self, schema: pa.Schema, *, closed: bool) -> None:
         fields = [(field.name, read_type(field.type)) for field in schema]
         self._decoder = msgspec.json.Decoder(_struct("Record", fields, closed=closed))
+        self._read_as = pa.struct(fields)
+        # Objects are tuples, arrays lists, and numbers their texts.
+        self._members = json.JSONDecoder(object_pairs_hook=tuple, parse_float=_fraction, parse_int=str)
         self._decimals = [(f"f{number}", field) for number, field in enumerate(schema) if has_decimals(field.type)]
 
     def fault_of(self, row: int, record: bytes) -> Fault | None:
@@ -91,6 +105,32 @@ class Judge:
                 return Fault(row, DeadLetterReason.DOES_NOT_FIT, why)
         return None
 
+    def refusal_of(self, row: int, record: bytes) -> Fault | None:
+        """Return why Arrow refuses a record in which ``fault_of`` finds nothing; None if this does not find it either.
+
+        What it finds, Arrow refuses also by itself. It makes Python's objects of each member, so it is slow.
+        """
+        text = record
+        if has_no_number := any(word in record for word in _NO_NUMBERS):
+            text = _TEXT_OR_NO_NUMBER.sub(_stood_for, record)
+        try:
+            members = self._members.decode(text.decode())
+            # Half of a surrogate pair, which only an escape can be, is no text.
+            if b"\\u" in text:
+                json.dumps(members, ensure_ascii=False).encode()
+        except RecursionError:
+            return None
+        except OverflowError as error:
+            return Fault(row, DeadLetterReason.DOES_NOT_FIT, str(error))
+        except json.JSONDecodeError as error:
+            return Fault(row, DeadLetterReason.UNPARSABLE, f"no JSON: {error.msg}")
+        except UnicodeEncodeError:
+            return Fault(row, DeadLetterReason.UNPARSABLE, "no JSON: it has half of a surrogate pair")
+        if has_no_number and (fault := self.fault_of(row, text)) is not None:
+            return replace(fault, why=fault.why.replace(_STAND_IN, "NaN"))
+        why = _refusal(members, self._read_as, "$")
+        return None if why is None else Fault(row, DeadLetterReason.DOES_NOT_FIT, why)
+
     def _unseen(self, row: int, record: bytes) -> Fault | None:
         """Return the fault of a record whose numbers this can't see; None if Arrow may see them."""
         if self._decimals and may_crash(record):
@@ -103,6 +143,39 @@ def has_decimals(kind: pa.DataType) -> bool:
     if pa.types.is_decimal(kind):
         return True
     return any(has_decimals(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _stood_for(found: re.Match[bytes]) -> bytes:
+    """Return a text as it is, and the stand-in for any other match, apart from what is beside it."""
+    return found[0] if found[0].startswith(b'"') else f" {_STAND_IN} ".encode()
+
+
+def _fraction(number: str) -> str:
+    """Return a number as it was written. Raises OverflowError."""
+    if found := _EXPONENT.search(number):
+        exponent = found["exponent"].lstrip("0")
+        if len(exponent) > _EXPONENT_LETTERS or int(exponent or 0) > _MOST_EXPONENT + len(found["fraction"] or ""):
+            raise OverflowError("Number out of range")
+    return number
+
+
+def _refusal(value: Any, kind: pa.DataType, place: str) -> str | None:  # noqa: ANN401  of any type
+    """Return why Arrow refuses a value that the judge takes; None if this finds nothing."""
+    inner: Iterable[str | None] = ()
+    if pa.types.is_list(kind) and isinstance(value, list):
+        inner = (_refusal(one, kind.value_type, f"{place}[...]") for one in value)
+    elif pa.types.is_struct(kind) and isinstance(value, tuple):
+        members = [(name, member, number) for name, member in value if (number := kind.get_field_index(name)) >= 0]
+        names = [name for name, *_ in members]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            return f"it is there twice - at `{place}.{twice}`"
+        inner = (_refusal(member, kind.field(number).type, f"{place}.{name}") for name, member, number in members)
+    elif pa.types.is_decimal(kind) and isinstance(value, str):
+        found = _DECIMAL_TEXT.fullmatch(value)
+        if found is None or len(found["whole"]) + len(found["fraction"]) > kind.precision:
+            return f"it is no decimal, or has too many digits - at `{place}`"
+    return next((why for why in inner if why is not None), None)
 
 
 def _decimal_fault(value: Any, kind: pa.DataType, place: str) -> str | None:  # noqa: ANN401  of any type

@@ -2,8 +2,12 @@
 
 Arrow reads many records at once, and fails as a whole where one does not fit, without saying which. So where it fails,
 a second parser (msgspec) looks at each record of the piece that fails, and says which do not fit and why; Arrow reads
-the others again. What Arrow still refuses is found by halving. So all values are Arrow's, and a record is taken by
-itself alone, whatever records stand beside it: for that, the second parser must take all that Arrow takes.
+the others again. What Arrow still refuses is found by a closer look, then by halving. So all values are Arrow's, and a
+record is taken by itself alone, whatever records stand beside it: for that, the second parser must take all that Arrow
+takes, and the closer look must refuse nothing that Arrow takes.
+
+Halving costs many calls for each record that is refused. So what a sender could send at will, such as a member twice,
+is found before (``Judge.refusal_of``), and only what is rare is left to it.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from receiver_runtime.record_formats.text_values import typed
 from receiver_runtime.sources.records.json_records import JsonObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping
 
     from receiver_runtime.sources.records.declared import Records
 
@@ -174,32 +178,43 @@ class JsonReader(RecordReader):
 
     def _one_by_one(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed:
         """Return the records that fit, and the faults of the others."""
+        records = dict(enumerate(map(_stripped, values.to_pylist())))
         faults: list[Fault] = []
-        rows: list[int] = []
-        texts: list[bytes] = []
-        for row, text in enumerate(values.to_pylist()):
-            stripped = _stripped(text)
-            if (fault := self._judge.fault_of(row, stripped)) is not None:
-                faults.append(fault)
-            else:
-                rows.append(row)
-                texts.append(stripped)
+        for fault_of in (self._judge.fault_of, self._judge.refusal_of):
+            found = [fault for row, record in records.items() if (fault := fault_of(row, record)) is not None]
+            faults += found
+            for fault in found:
+                del records[fault.row]
+            if (parsed := self._judged(records, may_lack)) is not None:
+                return Parsed(parsed.batch, _by_row([*faults, *parsed.faults]))
+        parsed = self._halved(records, may_lack)
+        return Parsed(parsed.batch, _by_row([*faults, *parsed.faults]))
+
+    def _judged(self, records: Mapping[int, bytes], may_lack: Rows) -> Parsed | None:
+        """Return records, given by their rows, by one call of Arrow's parser; None if it fails for one of them."""
+        rows = list(records)
+        parsed = self._at_once(pa.array(list(records.values()), pa.binary()), may_lack[rows], judged=True)
+        if parsed is None:
+            return None
+        return Parsed(parsed.batch, [Fault(rows[fault.row], fault.reason, fault.why) for fault in parsed.faults])
+
+    def _halved(self, records: Mapping[int, bytes], may_lack: Rows) -> Parsed:
+        """Return the records that Arrow takes, and the faults of the others; each of these costs many calls."""
         batches: list[pa.RecordBatch] = []
-        pending = [(0, len(texts))]
+        faults: list[Fault] = []
+        pending = [list(records)]
         while pending:
-            first, count = pending.pop()
-            some = rows[first : first + count]
-            piece = pa.array(texts[first : first + count], pa.binary())
-            if (parsed := self._at_once(piece, may_lack[some], judged=True)) is not None:
+            rows = pending.pop()
+            if (parsed := self._judged({row: records[row] for row in rows}, may_lack)) is not None:
                 batches.append(parsed.batch)
-                faults += [Fault(some[fault.row], fault.reason, fault.why) for fault in parsed.faults]
-            elif count == 1:
-                faults.append(Fault(some[0], DeadLetterReason.DOES_NOT_FIT, self._why(texts[first])))
+                faults += parsed.faults
+            elif len(rows) == 1:
+                faults.append(Fault(rows[0], DeadLetterReason.DOES_NOT_FIT, self._why(records[rows[0]])))
             else:
-                half = count // 2
+                half = len(rows) // 2
                 # The last one is read first.
-                pending += [(first + half, count - half), (first, half)]
-        return Parsed(_joined(batches, self.schema), sorted(faults, key=lambda fault: fault.row))
+                pending += [rows[half:], rows[:half]]
+        return Parsed(pa.concat_batches(batches) if batches else _no_rows(self.schema), faults)
 
     def _why(self, record: bytes) -> str:
         """Return why Arrow refuses one record."""
@@ -250,5 +265,5 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.concat_batches(batches) if batches else _no_rows(schema)
+def _by_row(faults: Iterable[Fault]) -> list[Fault]:
+    return sorted(faults, key=lambda fault: fault.row)

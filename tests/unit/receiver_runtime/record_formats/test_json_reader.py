@@ -232,6 +232,64 @@ def by_themselves(together: list[bytes]) -> None:
     assert told(parsed) == [(row, *fault[1:]) for row, one in enumerate(alone) for fault in told(one)]
 
 
+# What Arrow refuses and msgspec does not, or can't read, and a sender could send at will.
+REFUSED = [
+    b'{"item":"a","item":null}',
+    b'{"place":{"city":"a","c\\u0069ty":"b"}}',
+    b'{"other":NaN,"pieces":"x"}',
+    b'{"pieces":NaN}',
+    b'{"cost":-Inf}',
+    b'{"item":NaN}',
+    b'{"other":1NaN}',
+    b'{"other":NaN,}',
+    b'{"other":"NaN}',
+    b'{"price":NaN,"other":"\\ud83d"}',
+    b'{"price":NaN,"other":"\\ude00"}',
+    b'{"price":NaN,"other":"\\q"}',
+    b'{"other":1e309}',
+    b'{"other":0.01e99999}',
+    b'{"cost":"1_0"}',
+    b'{"cost":1.%s}' % (b"0" * 60),
+]
+
+
+@pytest.mark.parametrize("record", REFUSED)
+def test_many_records_that_arrow_refuses_cost_few_calls(record: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, calls = JsonReader(Json(DDL)), []
+    parse = reader._parsed
+
+    def counted(text: bytes) -> pa.RecordBatch:
+        calls.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(reader, "_parsed", counted)
+    good = b'{"item":"good"}'
+    parsed = read(*[record] * 1023, good, reader=reader)
+    assert len(calls) < 50
+    assert [row["item"] for row in parsed.batch.to_pylist()] == ["good"]
+    [(_, reason, why)] = told(read(record))
+    assert told(parsed) == [(row, reason, why) for row in range(1023)]
+
+
+_numbers = ["NaN", "Inf", "-Infinity", "1", "1.5", "1.0", "1e2", "1e309", "0.1e309", "10e308"]
+_texts = ["Inf", "1_0", " 1", "\\ud83d", "\\ud83d\\ude00", "\\ude00", "\\n", "item", "pieces", "cost", "place", "city"]
+_parts = st.sampled_from([*"{}[]:,", '"', "null", *_numbers, *(f'"{text}"' for text in _texts)])
+_values = st.recursive(_parts, lambda inner: st.lists(inner, max_size=2).map(lambda some: f"[{','.join(some)}]"))
+_names = st.sampled_from([*READER.schema.names, "other"])
+_built = st.lists(st.builds('"{}":{}'.format, _names, _values), max_size=3).map(lambda pairs: f"{{{','.join(pairs)}}}")
+
+
+@settings(max_examples=examples(3000))
+@given(_built | st.lists(_parts, max_size=8).map(lambda parts: f"{{{''.join(parts)}}}"))
+@pytest.mark.search
+def test_arrow_refuses_by_itself_what_the_closer_look_refuses(text: str) -> None:
+    record = text.encode()
+    judge = READER._judge
+    if judge.fault_of(0, record) is None and judge.refusal_of(0, record) is not None:
+        with pytest.raises(pa.ArrowInvalid):
+            READER._parsed(record)
+
+
 @pytest.mark.parametrize(("record", "said"), BAD.items())
 def test_a_record_that_does_not_fit_says_why(record: bytes, said: str) -> None:
     parsed = read(b'{"item": "before"}', record, b'{"item": "after"}')
