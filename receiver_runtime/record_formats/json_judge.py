@@ -115,8 +115,9 @@ class Judge:
             text = _TEXT_OR_NO_NUMBER.sub(_stood_for, record)
         try:
             members = self._members.decode(text.decode())
-            # Half of a surrogate pair is no text.
-            json.dumps(members, ensure_ascii=False).encode()
+            # Half of a surrogate pair, which only an escape can be, is no text.
+            if b"\\u" in text:
+                json.dumps(members, ensure_ascii=False).encode()
         except RecursionError:
             return None
         except OverflowError as error:

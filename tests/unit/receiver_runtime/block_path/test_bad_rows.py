@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from receiver_runtime.block_path.block_handler import DeadLetter, EncodedBlock
-from receiver_runtime.block_path.dead_letters import letter_replay
 from receiver_runtime.block_path.text_check import CheckedRows, RowsWaitError, TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema
-from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.records.json_records import Json
-from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
+from tests.unit.receiver_runtime.rig import HandReceiver, batch, rig
 from tracker_store.blocks.blocks import OffsetLink
 
 if TYPE_CHECKING:
@@ -70,6 +67,7 @@ def test_no_hindrance_is_left_when_rows_that_waited_are_read(tmp_path: Path, mon
     receiver = HandReceiver()
     with rig(tmp_path, receiver, row_check=Waiting(receiver.record_schema)) as made:
         path = made.supervisor.block_path
+        path.receiver_starts()
         hindered: list[bool] = []
 
         def pause(_: float) -> bool:
@@ -83,25 +81,3 @@ def test_no_hindrance_is_left_when_rows_that_waited_are_read(tmp_path: Path, mon
         assert hindered == [True]
         assert not made.supervisor.status._hindrances
         assert made.values() == ["a"]
-
-
-def test_a_stop_ends_a_replay_that_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with rig(tmp_path, HandReceiver(), row_check=typed()) as made:
-        context, path = made.supervisor._context, made.supervisor.block_path
-        wanted = SimpleNamespace(id=1, path="", handle=SimpleNamespace(offset=0, length=0, crc32c=0), records=None)
-        ended: list[object] = []
-        monkeypatch.setattr(context.driver_log, "wanted_letters", lambda: [wanted])
-        monkeypatch.setattr(context.driver_log, "end_letter_replay", lambda *_, **__: ended.append(1))
-        monkeypatch.setattr(path, "known_keys", lambda _: set())
-        monkeypatch.setattr(letter_replay, "letters_of", lambda *_: [b'{"pieces": 1}'])
-        store: Any = SimpleNamespace(read_frame=lambda *_: None)
-        made.files.create_faults = 10**9
-        replay = letter_replay.LetterReplay(store, BlockKeys())
-        thread, errors = in_thread(lambda: replay.run(context, path, lambda: True))
-        thread.join(SECONDS)
-        is_alive = thread.is_alive()
-        made.files.create_faults = 0
-        assert not is_alive
-        assert not errors
-        # The next start tries it.
-        assert not ended
