@@ -6,14 +6,14 @@ Declarations and their checks; ``forebay_contrib.opentelemetry.door`` listens, a
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from forebay_contrib.opentelemetry.otlp_columns import LOG_COLUMNS, METRIC_COLUMNS, SPAN_COLUMNS
 from receiver_runtime.receivers.http.declaration import Http, Seconds, Size
 from receiver_runtime.receivers.missing_client import missing_client
-from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
+from receiver_runtime.sources.fields.several import Secrets  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes
 from receiver_runtime.sources.source import Guarantee, Source
@@ -51,7 +51,7 @@ class Otlp(Source):
 
     listen: str
     grpc: str | None = None
-    tokens: tuple[Secret, ...] = ()
+    tokens: Secrets = ()
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     max_body_bytes: Size = 16 * 2**20
     max_body_values: Annotated[int, Field(ge=1)] = 2_000_000
@@ -71,12 +71,6 @@ class Otlp(Source):
         if listen is not None:
             parse_listen(listen)
         return listen
-
-    @field_validator("tokens", mode="before")
-    @classmethod
-    def _one_token(cls, tokens: Any) -> Any:  # noqa: ANN401  whatever was given
-        """Accept a single token in place of a list."""
-        return tuple(tokens) if isinstance(tokens, list | tuple) else (tokens,)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

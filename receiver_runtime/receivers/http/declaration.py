@@ -6,13 +6,12 @@ Only the declaration and its checks; ``receiver_runtime.receivers.http.receiver`
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, field_validator, model_validator
 
 from receiver_runtime.sources.fields.hmac_signature import HEADER_NAME, IN_HEADER, Hmac, check_header_place
-from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic evaluates it
-from receiver_runtime.sources.fields.several import Several  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.fields.several import Secrets, Several  # noqa: TC001  pydantic reads them
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.fields.verification import WEB_HOOKS, Verification
@@ -139,7 +138,7 @@ class Http(Source):
 
     kind: Literal["http"] = "http"
     listen: str
-    tokens: tuple[Secret, ...] = ()
+    tokens: Secrets = ()
     verify: Verify | None = None
     key_from: str | None = None
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
@@ -195,12 +194,6 @@ class Http(Source):
     def _check_listen(cls, listen: str) -> str:
         parse_listen(listen)
         return listen
-
-    @field_validator("tokens", mode="before")
-    @classmethod
-    def _one_token(cls, tokens: Any) -> Any:  # noqa: ANN401  whatever was given
-        """Accept a single token in place of a list."""
-        return tuple(tokens) if isinstance(tokens, list | tuple) else (tokens,)
 
     @field_validator("key_from")
     @classmethod

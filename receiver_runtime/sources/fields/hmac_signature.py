@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.fields.secret import Secret, SecretError
+from receiver_runtime.sources.fields.several import Secrets  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.units import parse_duration
 from receiver_runtime.sources.fields.verification import Verification
 
@@ -61,7 +62,7 @@ class Hmac(Verification):
     check_class: ClassVar[str] = "receiver_runtime.receivers.http.requests.signatures:SignatureCheck"
 
     kind: Literal["hmac"] = "hmac"
-    secrets: Annotated[tuple[Secret, ...], Field(min_length=1)]
+    secrets: Annotated[Secrets, Field(min_length=1)]
     header: str
     algorithm: Literal["sha256", "sha1", "sha384", "sha512"] = "sha256"
     encoding: Literal["hex", "base64"] = "hex"
@@ -76,12 +77,6 @@ class Hmac(Verification):
     url: str | None = None
     challenge_secret: Secret | None = None
     body_hash_parameter: str | None = None
-
-    @field_validator("secrets", mode="before")
-    @classmethod
-    def _one_secret(cls, secrets: Any) -> Any:  # noqa: ANN401  whatever was given
-        """Accept a single secret in place of a list."""
-        return tuple(secrets) if isinstance(secrets, list | tuple) else (secrets,)
 
     @field_validator("header")
     @classmethod

@@ -1,4 +1,4 @@
-"""Define the type of a field that takes several names, or a single one."""
+"""Define the types of fields that take several names or secrets, or a single one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from receiver_runtime.sources.fields.secret import Secret
+
 
 def _several(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
 Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
+
+
+def _secrets(value: object) -> object:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+Secrets = Annotated[tuple[Secret, ...], BeforeValidator(_secrets)]
