@@ -1,7 +1,7 @@
 """Join lines that belong together into records, by vector code: no Python object per line.
 
 A record begins only where a line says so, or where a record would be too large, and never because of how much was read
-at once. So whoever reads on from the beginning of a record makes the same records.
+at once. So reading on from the beginning of a record makes the same records.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ _NAMES = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,5}", fullmatch=True)
 @settings(max_examples=60)
 @given(st.dictionaries(_NAMES, st.text(max_size=8), max_size=4))
 def test_labels_are_read_as_they_are_written(labels: dict[str, str]) -> None:
-    # As Go's strconv.Quote writes them, whose escapes are those of JSON but for what is not printable.
+    # As Go's strconv.Quote writes them, whose escapes are those of JSON, except for what is not printable.
     quoted = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in labels.items())
     if "\\ud" not in quoted and "\\u00" not in quoted:
         assert labels_in(f"{{{quoted}}}".encode()) == labels

@@ -278,7 +278,7 @@ def test_what_is_not_expected_is_refused_before_anything_is_fetched() -> None:
 
 
 def test_text_that_could_be_cut_otherwise_is_refused() -> None:
-    # Its signature is good for this text too, but for a message that ends elsewhere.
+    # Its signature is good for this text too, except for a message that ends elsewhere.
     message = {**_NOTIFICATION, "Subject": None, "Message": "a\nMessageId\nb"}
     good = signed(message)
     checked(made(Amazon()), good)
