@@ -117,7 +117,7 @@ class BlockPusher:
         """Return the batches without the rows that a block can't have, none of them empty, and these rows."""
         valid: list[pa.RecordBatch] = []
         letters: list[DeadLetter] = []
-        for batch in batches:
+        for batch in self._rows.together(batches):
             checked = self._rows.check(batch)
             letters += checked.letters
             if checked.batch.num_rows:

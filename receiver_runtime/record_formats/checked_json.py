@@ -50,7 +50,7 @@ class CheckedJsonReader(JsonReader):
             raise ValueError(f"pattern: {error}: write one that RE2 takes") from error
 
     def read(self, values: pa.BinaryArray) -> Parsed:
-        """Parse records; a null is one without any member, which lacks no required one."""
+        """See ``RecordReader``."""
         parsed = super().read(values)
         broken = _broken_rules(parsed.batch, self._rules) if self._rules else {}
         if not broken:

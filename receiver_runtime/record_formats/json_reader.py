@@ -21,6 +21,7 @@ import pyarrow.json as pj
 
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.record_formats.flat_objects import FlatObjects
 from receiver_runtime.record_formats.json_judge import Judge, has_decimals, may_crash, read_type
 from receiver_runtime.record_formats.json_rewriting import NotWrittenError, Rewriter, has_maps
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
     from receiver_runtime.sources.records.declared import Records
 
-    Rows = np.ndarray[tuple[int], np.dtype[np.bool_]]
+    Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 _EMPTY = b"{}"
 _OPENING, _CLOSING = b"{}"
 # Records of a piece that is read again by itself after the whole was refused.
 _PIECE = 1024
+# Fewer records are read by Arrow alone.
+_LEAST_ALIKE = 256
 _BLANKS = b" \t\r\n"
 _MARK = b"\xef\xbb\xbf"
 
@@ -53,36 +56,24 @@ class JsonReader(RecordReader):
         coerce = records.coerce if isinstance(records, JsonObjects) else ()
         others = "error" if closed else "ignore"
         self._options = pj.ParseOptions(explicit_schema=self._read_as, unexpected_field_behavior=others)
+        self._flat = FlatObjects(self._read_as, closed=closed)
         self._judge = Judge(self.schema, closed=closed)
         self._has_decimals = any(has_decimals(field.type) for field in self.schema)
         self._has_maps = any(has_maps(field.type) for field in self.schema)
         self._rewriter = Rewriter(self.schema, coerce) if self._has_maps or coerce else None
 
     def read(self, values: pa.BinaryArray) -> Parsed:
-        """Parse records; a null is one without any member, which lacks no required one."""
-        may_lack = np.zeros(len(values), dtype=np.bool_)
-        if values.null_count:
-            may_lack = values.is_null().to_numpy(zero_copy_only=False)
-            values = values.fill_null(_EMPTY)
+        """See ``RecordReader``."""
         if self._has_maps:
-            return self._rewritten(values, may_lack)
-        parsed = self._strict(values, may_lack)
+            return self._rewritten(values)
+        parsed = self._strict(values)
         if self._rewriter is None or not parsed.faults:
             return parsed
-        return self._coerced(values, may_lack, parsed)
+        faulty = np.array([fault.row for fault in parsed.faults])
+        others = np.delete(np.arange(len(values)), faulty)
+        return _together((others, Parsed(parsed.batch)), (faulty, self._rewritten(values.take(pa.array(faulty)))))
 
-    def _coerced(self, values: pa.BinaryArray, may_lack: Rows, strict: Parsed) -> Parsed:
-        """Return what the strict reader took, and of the other records those that fit after they were coerced."""
-        rows = np.array([fault.row for fault in strict.faults])
-        again = self._rewritten(values.take(pa.array(rows)), may_lack[rows])
-        fits, fits_again = np.ones(len(values), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_)
-        fits[rows] = False
-        fits_again[[fault.row for fault in again.faults]] = False
-        order = np.argsort(np.concatenate([np.flatnonzero(fits), rows[fits_again]]))
-        batch = pa.concat_batches([strict.batch, again.batch]).take(pa.array(order))
-        return Parsed(batch, [Fault(int(rows[fault.row]), fault.reason, fault.why) for fault in again.faults])
-
-    def _rewritten(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed:
+    def _rewritten(self, values: pa.BinaryArray) -> Parsed:
         """Return the records by the strict reader, each written again before."""
         assert self._rewriter is not None
         faults: list[Fault] = []
@@ -94,31 +85,44 @@ class JsonReader(RecordReader):
                 rows.append(row)
             except NotWrittenError as error:
                 faults.append(Fault(row, error.reason, str(error)))
-        parsed = self._strict(pa.array(texts, pa.binary()), may_lack[rows])
+        parsed = self._strict(pa.array(texts, pa.binary()))
         faults += [Fault(rows[fault.row], fault.reason, fault.why) for fault in parsed.faults]
         return Parsed(parsed.batch, sorted(faults, key=lambda fault: fault.row))
 
-    def _strict(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed:
+    def _strict(self, values: pa.BinaryArray) -> Parsed:
         """Return the records that fit as they are, and the faults of the others."""
-        if (parsed := self._at_once(values, may_lack)) is not None:
+        if len(values) < _LEAST_ALIKE or not _are_in_braces(values) or (found := self._flat.read(values)) is None:
+            return self._by_arrow(values)
+        members, are_alike = found
+        parsed = self._fitting(members)
+        if len(others := np.flatnonzero(~are_alike)):
+            by_arrow = self._by_arrow(values.take(pa.array(others)))
+            parsed = _together((np.flatnonzero(are_alike), parsed), (others, by_arrow))
+        return parsed
+
+    def _by_arrow(self, values: pa.BinaryArray) -> Parsed:
+        """Return the records that fit, by Arrow's parser, and the faults of the others."""
+        if (parsed := self._at_once(values)) is not None:
             return parsed
         batches: list[pa.RecordBatch] = []
         faults: list[Fault] = []
         for first in range(0, len(values), _PIECE):
-            piece, may = values.slice(first, _PIECE), may_lack[first : first + _PIECE]
-            parsed = self._at_once(piece, may) or self._one_by_one(piece, may)
+            piece = values.slice(first, _PIECE)
+            parsed = self._at_once(piece) or self._one_by_one(piece)
             batches.append(parsed.batch)
             faults += [Fault(first + fault.row, fault.reason, fault.why) for fault in parsed.faults]
         return Parsed(pa.concat_batches(batches), faults)
 
-    def _at_once(self, values: pa.BinaryArray, may_lack: Rows, *, judged: bool = False) -> Parsed | None:
+    def _at_once(self, values: pa.BinaryArray, *, judged: bool = False) -> Parsed | None:
         """Return the records by one call of Arrow's parser; None if it fails for one of them.
 
-        ``may_lack``: the rows that may lack required members. ``judged``: the judge has looked at each record.
+        ``judged``: the judge has looked at each record.
         """
         members = self._members(values, judged=judged)
-        if members is None:
-            return None
+        return None if members is None else self._fitting(members)
+
+    def _fitting(self, members: pa.RecordBatch) -> Parsed:
+        """Return the records whose members fit their columns, and the faults of the others."""
         faults: dict[int, str] = {}
         arrays = []
         for field, column in zip(self.schema, members.columns, strict=True):
@@ -127,10 +131,8 @@ class JsonReader(RecordReader):
                 array, found = typed(column, field.type)
                 faults |= {row: f"{why} - at `$.{field.name}`" for row, why in found.items() if row not in faults}
             if field.name in self.records.required and column.null_count:
-                lacking = column.is_null().to_numpy(zero_copy_only=False) & ~may_lack
-                faults |= dict.fromkeys(
-                    np.flatnonzero(lacking).tolist(), f"it is missing or null - at `$.{field.name}`"
-                )
+                lacking = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
+                faults |= dict.fromkeys(lacking, f"it is missing or null - at `$.{field.name}`")
             faults |= dict.fromkeys(_no_numbers(column).tolist(), f"Number out of range - at `$.{field.name}`")
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -176,7 +178,7 @@ class JsonReader(RecordReader):
         with pj.open_json(pa.BufferReader(text), read_options=options, parse_options=self._options) as reader:
             return reader.read_next_batch()
 
-    def _one_by_one(self, values: pa.BinaryArray, may_lack: Rows) -> Parsed:
+    def _one_by_one(self, values: pa.BinaryArray) -> Parsed:
         """Return the records that fit, and the faults of the others."""
         records = dict(enumerate(map(_stripped, values.to_pylist())))
         faults: list[Fault] = []
@@ -185,27 +187,27 @@ class JsonReader(RecordReader):
             faults += found
             for fault in found:
                 del records[fault.row]
-            if (parsed := self._judged(records, may_lack)) is not None:
+            if (parsed := self._judged(records)) is not None:
                 return Parsed(parsed.batch, _by_row([*faults, *parsed.faults]))
-        parsed = self._halved(records, may_lack)
+        parsed = self._halved(records)
         return Parsed(parsed.batch, _by_row([*faults, *parsed.faults]))
 
-    def _judged(self, records: Mapping[int, bytes], may_lack: Rows) -> Parsed | None:
+    def _judged(self, records: Mapping[int, bytes]) -> Parsed | None:
         """Return records, given by their rows, by one call of Arrow's parser; None if it fails for one of them."""
         rows = list(records)
-        parsed = self._at_once(pa.array(list(records.values()), pa.binary()), may_lack[rows], judged=True)
+        parsed = self._at_once(pa.array(list(records.values()), pa.binary()), judged=True)
         if parsed is None:
             return None
         return Parsed(parsed.batch, [Fault(rows[fault.row], fault.reason, fault.why) for fault in parsed.faults])
 
-    def _halved(self, records: Mapping[int, bytes], may_lack: Rows) -> Parsed:
+    def _halved(self, records: Mapping[int, bytes]) -> Parsed:
         """Return the records that Arrow takes, and the faults of the others; each of these costs many calls."""
         batches: list[pa.RecordBatch] = []
         faults: list[Fault] = []
         pending = [list(records)]
         while pending:
             rows = pending.pop()
-            if (parsed := self._judged({row: records[row] for row in rows}, may_lack)) is not None:
+            if (parsed := self._judged({row: records[row] for row in rows})) is not None:
                 batches.append(parsed.batch)
                 faults += parsed.faults
             elif len(rows) == 1:
@@ -263,6 +265,19 @@ def _no_numbers(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _together(*parts: tuple[Places, Parsed]) -> Parsed:
+    """Return records that were read apart, in order. A part has the rows of its records and faults among all."""
+    fitting = [np.delete(rows, [fault.row for fault in parsed.faults]) for rows, parsed in parts]
+    order = np.argsort(np.concatenate(fitting))
+    batch = pa.concat_batches([parsed.batch for _, parsed in parts]).take(pa.array(order))
+    return Parsed(
+        batch,
+        _by_row(
+            Fault(int(rows[fault.row]), fault.reason, fault.why) for rows, parsed in parts for fault in parsed.faults
+        ),
+    )
 
 
 def _by_row(faults: Iterable[Fault]) -> list[Fault]:

@@ -45,7 +45,7 @@ class RecordReader(ABC):
 
     @abstractmethod
     def read(self, values: pa.BinaryArray) -> Parsed:
-        """Parse records, given as bytes; one that is null has a null in each column.
+        """Parse records, given as bytes; none is null.
 
         Raises RowsWaitError, of a reader that asks another system about records: all of them can be read later.
         """

@@ -20,13 +20,15 @@ from tracker_store.connection.errors import SchemaConflictError
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.sources.records.declared import Records
 
 # A reason may name a value, which may be as long as a record.
 _WHY_LETTERS = 300
+# Of one call of a reader: what it makes of the rows fits into a processor's cache.
+_MOST_ROWS, _MOST_BYTES = 16_384, 4 * 1024 * 1024
 
 
 _RECORD_TYPES = {"string", "binary", "large_string", "large_binary"}
@@ -79,6 +81,19 @@ class TypedRows(RowCheck):
     def is_ready(self, batch: pa.RecordBatch) -> bool:
         """Return whether the records of a batch can be read without another system."""
         return self._reader.is_ready(self._values(batch))
+
+    def together(self, batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See ``RowCheck``. A call has a cost that does not depend on the rows, so those of small batches share one."""
+        held: list[pa.RecordBatch] = []
+        rows = nbytes = 0
+        for batch in batches:
+            if held and (rows + batch.num_rows > _MOST_ROWS or nbytes + batch.nbytes > _MOST_BYTES):
+                yield pa.concat_batches(held)
+                held, rows, nbytes = [], 0, 0
+            held.append(batch)
+            rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        if held:
+            yield pa.concat_batches(held) if len(held) > 1 else held[0]
 
     def check(self, batch: pa.RecordBatch) -> CheckedRows:
         """Parse the rows; leave out those that do not fit, or whose other text is not UTF-8."""

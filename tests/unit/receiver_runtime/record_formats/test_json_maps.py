@@ -108,13 +108,6 @@ def test_a_record_that_does_not_fit_says_why(record: bytes, said: str) -> None:
     assert re.search(said, fault.why), fault.why
 
 
-def test_a_null_is_a_row_of_nulls() -> None:
-    reader = JsonReader(Json("m MAP<STRING, INT> NOT NULL"))
-    parsed = reader.read(pa.array([b'{"m": {}}', None, b"{}"], pa.binary()))
-    assert parsed.batch.to_pylist() == [{"m": []}, {"m": None}]
-    assert [fault.row for fault in parsed.faults] == [2]
-
-
 def test_names_of_members_are_text() -> None:
     with pytest.raises(ValidationError, match=r"'a'.*MAP<STRING"):
         Json("a ARRAY<MAP<INT, STRING>>")

@@ -121,7 +121,7 @@ def expected(found: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def read(*values: bytes | None, reader: JsonReader = READER) -> Parsed:
+def read(*values: bytes, reader: JsonReader = READER) -> Parsed:
     return reader.read(pa.array(values, pa.binary()))
 
 
@@ -320,13 +320,6 @@ def test_a_required_member_is_there_and_not_null() -> None:
     parsed = read(b'{"pieces": 1}', b'{"item": "a"}', b'{"pieces": null}', reader=reader)
     assert parsed.batch.to_pylist() == [{"item": None, "pieces": 1}]
     assert [(fault.row, "pieces" in fault.why) for fault in parsed.faults] == [(1, True), (2, True)]
-
-
-def test_a_null_is_a_row_of_nulls_also_where_members_are_required() -> None:
-    reader = JsonReader(Json("item STRING, pieces BIGINT NOT NULL"))
-    for bad in ((), (b"{",)):
-        parsed = read(b'{"pieces": 1}', None, *bad, reader=reader)
-        assert parsed.batch.to_pylist() == [{"item": None, "pieces": 1}, {"item": None, "pieces": None}]
 
 
 def test_names_are_those_of_json_whatever_they_are() -> None:
