@@ -253,7 +253,8 @@ class _Runs:
         """Return at which places these bytes begin. A place may be negative: the answer is of no use there."""
         if len(run) < _WORD:
             mask = np.uint64(256 ** len(run) - 1)
-            return (self._words[places] & mask) == np.uint64(int.from_bytes(run, "little"))
+            same: Rows = (self._words[places] & mask) == np.uint64(int.from_bytes(run, "little"))
+            return same
         fits = np.ones(len(places), dtype=np.bool_)
         for begin in {*range(0, len(run) - _WORD + 1, _WORD), len(run) - _WORD}:
             fits &= self._words[places + begin] == np.uint64(int.from_bytes(run[begin : begin + _WORD], "little"))

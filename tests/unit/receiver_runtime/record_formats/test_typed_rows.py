@@ -24,7 +24,7 @@ def test_a_null_is_a_row_of_nulls_also_where_members_are_required(ddl: str) -> N
     rows = TypedRows(Json(ddl), SOURCE, "value")
     checked = rows.check(batch('{"pieces": 1}', None, "{", None, "{}"))
     assert checked.batch.column("pieces").to_pylist() == [1, None, None]
-    assert checked.batch.column("offset").to_pylist() == [0, 1, 3]
+    assert checked.batch.column("_offset").to_pylist() == [0, 1, 3]
     assert [letter.data for letter in checked.letters] == [b"{", b"{}"]
 
 
