@@ -39,6 +39,8 @@ _PATTERNS = {True: r"^-?(?:0|[1-9][0-9]{0,17})$", False: f"^{_NUMBER}$"}
 _ANY = f"^(?:true|false|null|{_NUMBER})$"
 _NULL = "null"
 _WORD = 8
+# Each value, and each word between two, has a cost that does not depend on how many records there are.
+_MOST_VALUES, _MOST_BETWEEN = 256, 4096
 
 
 class _Value(NamedTuple):
@@ -116,6 +118,8 @@ class FlatObjects:
         fields = [(value, self._field(value.name)) for value in values]
         can = all(_can_have(field.type, value) if field else not self._closed for value, field in fields)
         if member is None or at != len(record) or len(names) < len(values) or not can:
+            return None
+        if len(values) > _MOST_VALUES or sum(len(value.before) for value in values) > _MOST_BETWEEN:
             return None
         return _Layout(values, record[begin:], record.count(b'"'))
 
@@ -199,20 +203,21 @@ class _Text:
         rows, marks = self._with_quotes(layout.quotes)
         begins, ends = self.edges[:-1][rows], self.edges[1:][rows]
         runs = _Runs(self.octets, max(len(value.before) for value in layout.values) + len(layout.after))
+        differ = np.zeros(len(rows), dtype=np.uint64)
         fits = np.ones(len(rows), dtype=np.bool_)
         spans: list[_Span] = []
         at, mark = begins, 0
         following = [value.before for value in layout.values[1:]] + [layout.after]
         for value, behind in zip(layout.values, following, strict=True):
-            fits &= runs.are(value.before, at)
+            differ |= runs.differ(value.before, at)
             starts = at + len(value.before)
             mark += value.before.count(b'"')
             # A text ends at its own quote. Behind another value are bytes with a quote, except behind the last one.
             at = marks[mark] - behind.index(b'"') if b'"' in behind else ends - len(behind)
             fits &= at >= starts
             spans.append(_Span(starts, at))
-        fits &= runs.are(layout.after, at)
-        fits &= at + len(layout.after) == ends
+        differ |= runs.differ(layout.after, at)
+        fits &= (differ == 0) & (at + len(layout.after) == ends)
         if fits.all():
             return rows, spans
         return _most(rows[fits], self.count), [_Span(span.starts[fits], span.stops[fits]) for span in spans]
@@ -249,16 +254,20 @@ class _Runs:
         # The word that begins at each byte.
         self._words = np.ndarray((len(room) - _WORD + 1,), "<u8", buffer=room, strides=(1,))
 
-    def are(self, run: bytes, places: Places) -> Rows:
-        """Return at which places these bytes begin. A place may be negative: the answer is of no use there."""
+    def differ(self, run: bytes, places: Places) -> npt.NDArray[np.uint64]:
+        """Return zero for each place where these bytes begin. A place may be negative: its answer is of no use."""
         if len(run) < _WORD:
             mask = np.uint64(256 ** len(run) - 1)
-            same: Rows = (self._words[places] & mask) == np.uint64(int.from_bytes(run, "little"))
-            return same
-        fits = np.ones(len(places), dtype=np.bool_)
-        for begin in {*range(0, len(run) - _WORD + 1, _WORD), len(run) - _WORD}:
-            fits &= self._words[places + begin] == np.uint64(int.from_bytes(run[begin : begin + _WORD], "little"))
-        return fits
+            return (self._words[places] ^ _word(run)) & mask
+        last = len(run) - _WORD
+        found: npt.NDArray[np.uint64] = self._words[last:][places] ^ _word(run[last:])
+        for begin in range(0, last, _WORD):
+            found |= self._words[begin:][places] ^ _word(run[begin : begin + _WORD])
+        return found
+
+
+def _word(octets: bytes) -> np.uint64:
+    return np.uint64(int.from_bytes(octets, "little"))
 
 
 def _most(rows: Places, count: int) -> Places:

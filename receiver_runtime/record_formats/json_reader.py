@@ -40,7 +40,7 @@ _OPENING, _CLOSING = b"{}"
 # Records of a piece that is read again by itself after the whole was refused.
 _PIECE = 1024
 # Fewer records are read by Arrow alone.
-_LEAST_ALIKE = 256
+_LEAST_ALIKE = 1024
 _BLANKS = b" \t\r\n"
 _MARK = b"\xef\xbb\xbf"
 

@@ -123,12 +123,19 @@ def test_records_of_several_forms_are_left_to_arrow() -> None:
     assert read(b'{"item": "a"}', b'{"pieces": 1}', b'{"paid": true}', b'{"item": "a"}', b'{"near": 1}') is None
 
 
+@pytest.mark.parametrize(
+    "record", [b'{"%s": 1}' % (b"n" * 5000), b"{%s}" % b",".join(b'"m%d":1' % n for n in range(300))]
+)
+def test_records_of_many_members_or_with_long_names_are_left_to_arrow(record: bytes) -> None:
+    assert read(record) is None
+
+
 def test_the_reader_gives_both_kinds_in_order() -> None:
-    lines = [b'{"item": "a%d", "pieces": %d}' % (number, number) for number in range(600)]
-    for row in range(0, 600, 7):
+    lines = [b'{"item": "a%d", "pieces": %d}' % (number, number) for number in range(3000)]
+    for row in range(0, 3000, 7):
         lines[row] = b'{"pieces": %d, "item": "a%d"}' % (row, row)
     lines[9] = b'{"item": "a9", "pieces": "9"}'
     parsed = READER.read(pa.array(lines, pa.binary()))
     assert [fault.row for fault in parsed.faults] == [9]
-    assert parsed.batch.column("pieces").to_pylist() == [row for row in range(600) if row != 9]
-    assert parsed.batch.column("item").to_pylist() == [f"a{row}" for row in range(600) if row != 9]
+    assert parsed.batch.column("pieces").to_pylist() == [row for row in range(3000) if row != 9]
+    assert parsed.batch.column("item").to_pylist() == [f"a{row}" for row in range(3000) if row != 9]
