@@ -35,9 +35,9 @@ class RefusedRecords:
                         # A kill cut it short: the record is still in the spool, and is refused again.
                         file.truncate(self.size)
                         break
+                    self._last = json.loads(line)["index"]
                     self.size += len(line)
                     self.count += 1
-                    self._last = json.loads(line)["index"]
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError) as error:

@@ -53,7 +53,7 @@ class ChannelReceiver:
                 return Reply(409, {"detail": "gap"}, {"Forebay-Offset": str(position)})
             new = records[position - offset :]
             known.extend(new)
-            counts = {"records": len(new), "duplicates": len(records) - len(new)}
+            counts: dict[str, object] = {"records": len(new), "duplicates": len(records) - len(new)}
             return Reply(200, counts, {"Forebay-Offset": str(max(position, offset + len(records)))})
 
 
@@ -64,16 +64,22 @@ def channel_receiver() -> Iterator[ChannelReceiver]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = -1
 
-        def do_GET(self) -> None:  # noqa: N802  the class's name for it
+        def do_GET(self) -> None:
             channel = self.path.rpartition("/")[2]
-            receiver.asked.append(self.path)
             with receiver.lock:
                 offset = len(receiver.channels.get(channel, []))
+                receiver.asked.append(self.path)
             self._answer(Reply(200, {"channel": channel, "offset": offset}))
 
-        def do_POST(self) -> None:  # noqa: N802  the same
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            body = self.rfile.read(length)
+            if len(body) < length:
+                self.close_connection = True
+                return
             assert self.headers["Content-Type"] == "application/x-ndjson"
             records = body.removesuffix(b"\n").split(b"\n")
             reply = receiver.post(self.headers["Forebay-Channel"], int(self.headers["Forebay-Offset"]), records)
