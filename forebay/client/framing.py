@@ -55,24 +55,26 @@ class JsonLines:
     def encode(self, record: Record) -> bytes:
         """See `Framing`. The receiver checks the JSON: a record that is none becomes a dead letter there."""
         line = bytes_of(record)
+        self.check(line)
+        return line + b"\n"
+
+    @staticmethod
+    def check(line: bytes) -> None:
+        """Check that a record's bytes can be sent. Raises RecordRefusedError."""
         if b"\n" in line:
             raise RecordRefusedError(
-                f"a record of JSON has a line break at byte {line.index(10)}: {_shown(line)}: send a mapping, which is "
-                'written on one line, or open the sender with records="bytes"'
+                f"a record of JSON has a line break at byte {line.index(10)}: {_shown(line)}: send it on one "
+                "line, or as a mapping, which is written so"
             )
         if not _JSON_BEGINS.match(line):
-            raise RecordRefusedError(
-                f'a record is no JSON: {_shown(line)}: send JSON, or open the sender with records="bytes"'
-            )
+            raise RecordRefusedError(f"a record is no JSON: {_shown(line)}: send JSON, such as a mapping with it")
         if not line.isascii():
             try:
                 line.decode()
             except UnicodeDecodeError as error:
                 raise RecordRefusedError(
-                    f"a record of JSON is no UTF-8 at byte {error.start}: {_shown(line)}: send UTF-8, or open the "
-                    'sender with records="bytes"'
+                    f"a record of JSON is no UTF-8 at byte {error.start}: {_shown(line)}: send it in UTF-8"
                 ) from error
-        return line + b"\n"
 
     def cut(self, body: bytes, counts: Sequence[int]) -> list[int]:
         """See `Framing`."""
