@@ -174,10 +174,14 @@ class ChannelRequests:
             )
             self._connection = connection
             connection.connect()
-        connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
-        # The class's way to read an answer, with a limit of its time as a whole.
-        connection.response_class = _reader(deadline)  # type: ignore[assignment]
+        self._bound(connection, deadline)
         return connection
+
+    @staticmethod
+    def _bound(connection: http.client.HTTPConnection, deadline: float) -> None:
+        """Limit the time of a request and its answer as a whole."""
+        connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
+        connection.response_class = _reader(deadline)  # type: ignore[assignment]
 
 
 class _DeadlineReader(io.RawIOBase):
