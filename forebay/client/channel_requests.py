@@ -13,6 +13,7 @@ import io
 import json
 import re
 import socket
+import ssl
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -23,7 +24,6 @@ from forebay.client.errors import RequestRefusedError
 from tracker_store.long_texts import one_line
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Mapping
 
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9._~-]{1,120}")
@@ -38,7 +38,16 @@ _HTTP_FAULTS = (OSError, http.client.HTTPException, ValueError)
 
 
 class NoAnswerError(Exception):
-    """There is no whole answer: the request may have been taken or not."""
+    """There is no whole answer: the request may have been taken or not.
+
+    Args:
+        why: in words.
+        was_sent: whether there was a connection; else the request was not taken.
+    """
+
+    def __init__(self, why: str, *, was_sent: bool = False) -> None:
+        super().__init__(why)
+        self.was_sent = was_sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,7 @@ class ChannelRequests:
         self._path = parts.path.rstrip("/") or "/"
         self._timeout = timeout
         self._tls = tls
-        self._connection: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
         self._is_aborted = False
         self._used_at = 0.0
         self._headers = {"Forebay-Channel": channel, "User-Agent": "forebay-sender"}
@@ -107,7 +116,7 @@ class ChannelRequests:
             RequestRefusedError: what answers knows no channels.
         """
         headers = {name: value for name, value in self._headers.items() if name != "Forebay-Channel"}
-        answer, body = self._ask("GET", self._position_path, None, headers)
+        answer, body = self._ask("GET", self._position_path, b"", headers)
         if answer.status != http.HTTPStatus.OK:
             return answer
         offset = body.get("offset")
@@ -126,62 +135,64 @@ class ChannelRequests:
     def abort(self) -> None:
         """End the request that is in flight, and refuse others with NoAnswerError."""
         self._is_aborted = True
-        if (connection := self._connection) is not None and (sock := connection.sock) is not None:
+        if (sock := self._socket) is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[Answer, dict[str, object]]:
+    def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[Answer, dict[str, object]]:
         if self._is_aborted:
             raise NoAnswerError("the sender is being closed")
         deadline = time.monotonic() + self._timeout
+        was_sent = False
         try:
-            connection = self._connected(deadline)
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            content = response.read(_MOST_ANSWER_BYTES)
-            answered = _answer_of(response, content)
-            if response.will_close or not response.isclosed():
+            sock = self._connected()
+            was_sent = True
+            answered, is_over = _exchange(sock, self._head(method, path, body, headers), body, method, deadline)
+            if is_over:
                 self.close()
         except _HTTP_FAULTS as error:
             self.close()
-            raise NoAnswerError(
-                f"{self._address[0]}:{self._address[1]}: {str(error) or type(error).__name__}"
-            ) from error
+            why = (
+                f"no whole answer in {self._timeout:g} s"
+                if isinstance(error, TimeoutError) and was_sent
+                else str(error) or type(error).__name__
+            )
+            raise NoAnswerError(f"{self._address[0]}:{self._address[1]}: {why}", was_sent=was_sent) from error
         except BaseException:
             self.close()
             raise
+        self._used_at = time.monotonic()
         return answered
 
-    def _connected(self, deadline: float) -> http.client.HTTPConnection:
+    def _head(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        host = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {host}:{self._address[1]}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if method != "GET":
+            lines.append(f"Content-Length: {len(body)}")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    def _connected(self) -> socket.socket:
         if time.monotonic() - self._used_at > _IDLE_SECONDS:
             self.close()
-        self._used_at = time.monotonic()
-        connection = self._connection
-        if connection is None:
-            timeout = min(self._timeout, _CONNECT_SECONDS)
-            connection = (
-                http.client.HTTPSConnection(*self._address, timeout=timeout, context=self._tls)
-                if self._is_secure
-                else http.client.HTTPConnection(*self._address, timeout=timeout)
-            )
-            self._connection = connection
-            connection.connect()
-        self._bound(connection, deadline)
-        return connection
-
-    @staticmethod
-    def _bound(connection: http.client.HTTPConnection, deadline: float) -> None:
-        """Limit the time of a request and its answer as a whole."""
-        connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
-        connection.response_class = _reader(deadline)  # type: ignore[assignment]
+        if self._socket is None:
+            sock = socket.create_connection(self._address, min(self._timeout, _CONNECT_SECONDS))
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._is_secure:
+                    tls = self._tls or ssl.create_default_context()
+                    sock = tls.wrap_socket(sock, server_hostname=self._address[0])
+            except BaseException:
+                sock.close()
+                raise
+            self._socket = sock
+        return self._socket
 
 
 class _DeadlineReader(io.RawIOBase):
@@ -195,10 +206,7 @@ class _DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the answer did not come in time")
-        self._sock.settimeout(left)
+        self._sock.settimeout(_left(self._deadline))
         return self._sock.recv_into(buffer)
 
     def makefile(self, _: str) -> io.BufferedReader:
@@ -206,11 +214,32 @@ class _DeadlineReader(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-def _reader(deadline: float) -> object:
-    def response(sock: socket.socket, **named: object) -> http.client.HTTPResponse:
-        return http.client.HTTPResponse(_DeadlineReader(sock, deadline), **named)  # type: ignore[arg-type]
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
-    return response
+
+def _exchange(
+    sock: socket.socket, head: bytes, body: bytes, method: str, deadline: float
+) -> tuple[tuple[Answer, dict[str, object]], bool]:
+    """Send a request and read its answer. Return the answer, and whether the connection is of no use any more."""
+    sock.settimeout(_left(deadline))
+    is_over = False
+    try:
+        # What comes whole in one piece is answered fastest.
+        sock.sendall(head + body)
+    except ConnectionError:
+        # It may have been refused before its end, with an answer.
+        is_over = True
+    response = http.client.HTTPResponse(_DeadlineReader(sock, deadline), method=method)  # type: ignore[arg-type]
+    with response:
+        response.begin()
+        content = response.read(_MOST_ANSWER_BYTES)
+        if response.length and len(content) < _MOST_ANSWER_BYTES:
+            raise http.client.IncompleteRead(content, response.length)
+        return _answer_of(response, content), is_over or response.will_close or not response.isclosed()
 
 
 def _answer_of(response: http.client.HTTPResponse, content: bytes) -> tuple[Answer, dict[str, object]]:

@@ -76,7 +76,8 @@ class Delivery:
         self._own_from = spool.end if spool.state.unsent_from is None else spool.state.unsent_from
         # A part of the records up to here is refused: a request takes half of them.
         self._divided_until: int | None = None
-        self._batch_bytes = limits.bytes
+        # What a request has at most: now, and as far as the receiver is known to take.
+        self._batch_bytes = self._most_bytes = limits.bytes
         #: Why it ended; None: it has not.
         self.failure: SendError | None = None
         #: Why the last request must be sent again; "": it was answered well.
@@ -222,6 +223,9 @@ class Delivery:
         try:
             answer = self._requests.send(batch.body, offset=offset, content_type=self._framing.content_type)
         except NoAnswerError as error:
+            if error.was_sent:
+                # It may be too much for its time limit, or for what is in between.
+                self._batch_bytes = max(1, min(self._batch_bytes, len(batch.body)) // 2)
             self._wait_again(str(error))
             return
         if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
@@ -255,6 +259,7 @@ class Delivery:
                 "another sender uses the channel, and these records are not registered: give each a channel of its own"
             )
         self.dead_letters += answer.dead_letters
+        self._batch_bytes = min(self._most_bytes, self._batch_bytes * 5 // 4 + 1)
         self._answered_well()
         self._move_to(answer.offset)
 
@@ -291,7 +296,7 @@ class Delivery:
             if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 # It is too large wherever the records are: what follows is sent in parts at once.
                 self._divided_until = None
-                self._batch_bytes = max(1, len(batch.body) // 2)
+                self._batch_bytes = self._most_bytes = max(1, len(batch.body) // 2)
             return
         why = self.last_error
         # An earlier request with the record, whose answer was lost, may have been registered.

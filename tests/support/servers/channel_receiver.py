@@ -32,12 +32,14 @@ class ChannelReceiver:
 
     Args:
         before: called with each POST's channel, offset and records. A reply is sent in place of the receiver's.
+        cuts_above: requests with more bytes are cut.
         drop_answer: called after each POST was registered. True: the connection is cut without an answer.
     """
 
     channels: dict[str, list[bytes]] = field(default_factory=dict)
     before: Callable[[str, int, list[bytes]], Reply | None] = lambda *_: None
     drop_answer: Callable[[], bool] = lambda: False
+    cuts_above: int = 2**40
     asked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
@@ -77,7 +79,7 @@ def channel_receiver() -> Iterator[ChannelReceiver]:
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             body = self.rfile.read(length)
-            if len(body) < length:
+            if len(body) < length or length > receiver.cuts_above:
                 self.close_connection = True
                 return
             assert self.headers["Content-Type"] == "application/x-ndjson"
