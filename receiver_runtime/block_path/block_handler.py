@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_path.channel_moves import encode_moves
 from receiver_runtime.block_path.load.codec_choice import CodecChoice
 from receiver_runtime.block_store.frames.columns import fitted, stamped
 from receiver_runtime.block_store.frames.frame import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.encryption import FrameEncryptor
     from receiver_runtime.block_store.frames.frame import EncodedFrame
     from receiver_runtime.block_store.frames.payload import Compression
+    from tracker_store.blocks.blocks import ChannelMove
 
 
 # A frame must have a payload, though a note needs none.
@@ -136,10 +138,12 @@ class BlockHandler:
         *,
         sequence: int,
         source_rule: SourceRule | None = None,
+        moves: Sequence[ChannelMove] = (),
     ) -> NewBlock:
         """Store one block; on return it survives a crash and waits to be registered.
 
-        ``source_rule`` is this block's own rule, if it differs from the other blocks' rule.
+        ``source_rule`` is this block's own rule, if it differs from the other blocks' rule. ``moves`` of channels are
+        stored in a note before it, so that a salvage that registers the block moves them too.
 
         Raises: as ``WriteAheadLog.write``, and InvalidFrameError for a block without records.
         """
@@ -160,7 +164,8 @@ class BlockHandler:
             ),
             encryptor=self._encryptor,
         )
-        handle = self._log.write([frame], sequence=sequence, codec=encoded.codec)[0]
+        before = [self._note_frame(sequence, through, payload=encode_moves(moves))] if moves else []
+        handle = self._log.write([*before, frame], sequence=sequence, codec=encoded.codec)[-1]
         self._newest = sequence
         self._recorded_through = max(self._recorded_through, through)
         if rule is SourceRule.SENT_AGAIN:
@@ -243,9 +248,9 @@ class BlockHandler:
         if self._log.note(self._note_frame(self._newest, through)):
             self._recorded_through = through
 
-    def _note_frame(self, sequence: int, through: int | None = None) -> EncodedFrame:
+    def _note_frame(self, sequence: int, through: int | None = None, *, payload: bytes = _NOTE_PAYLOAD) -> EncodedFrame:
         return encode_frame(
-            _NOTE_PAYLOAD,
+            payload,
             FrameFields(
                 kind=FrameKind.NOTE,
                 source_rule=self._log.source_rule,

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from receiver_runtime.block_path.block_handler import BlockHandler, DeadLetter
     from receiver_runtime.block_path.load.block_threads import BlockThreads
     from receiver_runtime.block_path.receiver_context import ReceiverContext
-    from tracker_store.blocks.blocks import ControlResponse, NewBlock, OffsetLink
+    from tracker_store.blocks.blocks import ChannelMove, ControlResponse, NewBlock, OffsetLink
+    from tracker_store.blocks.channels import ChannelKey
 
 T = TypeVar("T")
 
@@ -270,14 +271,45 @@ class BlockPath:
 
         Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
         """
+        return self._push_sent_again(batch, keys=tuple(keys))
+
+    # -- the receiver's side: blocks that move senders' channels -----------------------------------------------------
+
+    def channel_positions(self, channels: Sequence[ChannelKey], *, wait: bool = True) -> list[int]:
+        """Return the driver log's position of each channel, in order.
+
+        Without ``wait``, raise where the driver log is unavailable.
+        """
+        with self.in_flight:
+            return self._driver_log.channel_positions(channels, wait=wait)
+
+    def move_channels(self, moves: Sequence[ChannelMove]) -> bool:
+        """Move channels on without a block: all of them, or none if one is elsewhere; returns whether they moved."""
+        with self.in_flight:
+            return self._driver_log.move_channels(moves)
+
+    def push_channels(self, batch: pa.RecordBatch, moves: Sequence[ChannelMove]) -> Future[NewBlock]:
+        """Store a batch as one block that moves channels; return when it is stored, before it is registered.
+
+        As ``push_keyed``, with moves in place of keys: the future fails with ChannelConflictError if a channel is not
+        where its move begins.
+
+        Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
+        """
+        return self._push_sent_again(batch, moves=tuple(moves))
+
+    def _push_sent_again(
+        self, batch: pa.RecordBatch, *, keys: tuple[str, ...] | None = None, moves: tuple[ChannelMove, ...] = ()
+    ) -> Future[NewBlock]:
+        """Store a block of records that are sent again if not acknowledged; waits for a disk, except at a stop."""
         with self.in_flight:
             encoded = self._handler.encode([batch])
             backoff = store_backoff()
             while True:
                 try:
-                    future = self.writer.push(encoded, keys=tuple(keys))
+                    future = self.writer.push(encoded, keys=keys, moves=moves)
                 except WriteAheadLogError as error:
-                    self.pusher.report_failure("a block with keys could not be stored", error)
+                    self.pusher.report_failure("a block that is sent again could not be stored", error)
                     if self._interrupted or not self.writer.pause(backoff.next_delay()):
                         raise
                 else:

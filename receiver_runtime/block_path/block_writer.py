@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_path.registration.receiver_queue import OF_ONE_HAND_OVER
 from receiver_runtime.block_store.frames.frame import SourceRule
 from receiver_runtime.reporting.acknowledged_blocks import AcknowledgedBlocks
 from receiver_runtime.watching.receiver_calls import InFlightCalls
-from tracker_store.connection.errors import DuplicateKeysError, OffsetConflictError
+from tracker_store.connection.errors import ChannelConflictError, DuplicateKeysError, OffsetConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_path.block_handler import BlockHandler, EncodedBlock
     from receiver_runtime.block_path.receiver_context import ReceiverContext
-    from tracker_store.blocks.blocks import ControlResponse, NewBlock, OffsetLink
+    from tracker_store.blocks.blocks import ChannelMove, ControlResponse, NewBlock, OffsetLink
+    from tracker_store.connection.errors import DriverLogError
 
 
 class BlockWriter:
@@ -52,8 +54,8 @@ class BlockWriter:
 
         self._push_lock = threading.Lock()
         self._next_sequence = context.claim.sequence + 1
-        # Whether the blocks in flight, if any, have keys.
-        self._keyed = False
+        # The error of which the owner of the blocks in flight, if any, leaves records out and goes on; None: of none.
+        self._passing: type[DriverLogError] | None = None
 
         # Guards everything below.
         self._changed = threading.Condition()
@@ -102,51 +104,62 @@ class BlockWriter:
             return self._refused_blocks, self._refused_records
 
     def push(
-        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = (), keys: tuple[str, ...] | None = None
+        self,
+        encoded: EncodedBlock,
+        links: tuple[OffsetLink, ...] = (),
+        keys: tuple[str, ...] | None = None,
+        moves: tuple[ChannelMove, ...] = (),
     ) -> Future[NewBlock]:
         """Store a block and hand it to the registrar; its future resolves when the driver log has it.
 
         Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
         """
+        passing = ChannelConflictError if moves else None if keys is None else DuplicateKeysError
         with self.storing:
             while True:
                 try:
-                    return self._push_once(encoded, links, keys)
-                except DuplicateKeysError:
-                    if keys is not None:
+                    return self._push_once(encoded, links, keys, moves, passing)
+                except OF_ONE_HAND_OVER as error:
+                    if passing is not None and isinstance(error, passing):
                         raise
-                # The keys in flight are another thread's. That thread calls ``resume_after_refusal`` at once.
+                # The blocks in flight are another thread's. That thread calls ``resume_after_refusal`` at once.
                 self._registration.wait_until_resumed()
 
     def _push_once(
-        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...], keys: tuple[str, ...] | None
+        self,
+        encoded: EncodedBlock,
+        links: tuple[OffsetLink, ...],
+        keys: tuple[str, ...] | None,
+        moves: tuple[ChannelMove, ...],
+        passing: type[DriverLogError] | None,
     ) -> Future[NewBlock]:
         with self._push_lock:
-            if self._keyed is not (keys is not None):
-                # Blocks with keys and blocks without are never in flight together: a refusal for a key would refuse the
-                # others too, and their sender may not send them again.
+            if self._passing is not passing:
+                # Blocks with keys, blocks with moves of channels and blocks without are never in flight together: a
+                # refusal for a key would refuse the others too, and their sender may not send them again.
                 self._registration.wait_until_settled()
-                self._keyed = keys is not None
+                self._passing = passing
             self._registration.reserve()
             try:
                 block = self._handler.store_block(
                     encoded,
                     sequence=self._next_sequence,
-                    source_rule=None if keys is None else SourceRule.SENT_AGAIN,
+                    source_rule=None if passing is None else SourceRule.SENT_AGAIN,
+                    moves=moves,
                 )
             except BaseException:
                 self._registration.release()
                 raise
             self._progress.made()
             self._next_sequence += 1
-            if links or keys:
-                block = replace(block, links=links, keys=keys or ())
+            if links or keys or moves:
+                block = replace(block, links=links, keys=keys or (), moves=moves)
             future = self._registration.submit(block)
         future.add_done_callback(partial(self._on_answer, block))
         return future
 
     def resume_after_refusal(self) -> None:
-        """Accept blocks again, after a refusal for a position or a key. Waits for the blocks in flight.
+        """Accept blocks again, after a refusal for a position, a key or a channel. Waits for the blocks in flight.
 
         The refused blocks are dropped here; their caller may hand them over again.
 
@@ -189,7 +202,7 @@ class BlockWriter:
         if error is None:
             self.acknowledged.add(block)
             return
-        if (isinstance(error, OffsetConflictError) and block.links) or isinstance(error, DuplicateKeysError):
+        if (isinstance(error, OffsetConflictError) and block.links) or isinstance(error, OF_ONE_HAND_OVER):
             # The receiver drops what it has read and reads on from the driver log's positions; or it leaves out the
             # records that the driver log has.
             return

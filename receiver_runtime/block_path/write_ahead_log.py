@@ -141,9 +141,9 @@ class WriteAheadLog:
         """Store frames, next to each other, by one sync; return their handles, in order.
 
         Args:
-            frames: blocks, or dead letters.
+            frames: a block, after a note that belongs to it, or dead letters.
             sequence: the newest block among them.
-            codec: how these blocks are compressed, to be counted; None: they are no blocks.
+            codec: how the block is compressed that is the last frame, to be counted; None: there is no block.
             until_recorded: do not seal the segment before ``recorded`` is called for each of the frames.
 
         Raises:
@@ -178,7 +178,7 @@ class WriteAheadLog:
                     segment_id = self._segment_id
                     self._segment_sequence = max(self._segment_sequence, sequence)
                     if codec is not None:
-                        self._count(codec, frames)
+                        self._count(codec, frames[-1])
                     if until_recorded:
                         self._unrecorded[segment_id] = self._unrecorded.get(segment_id, 0) + len(frames)
                     return [
@@ -240,11 +240,9 @@ class WriteAheadLog:
             self._end_segment()
             self._seal_waiting()
 
-    def _count(self, codec: Compression, frames: Sequence[EncodedFrame]) -> None:
+    def _count(self, codec: Compression, block: EncodedFrame) -> None:
         before = self._segment_codecs.get(codec, CodecSum(codec, 0, 0))
-        self._segment_codecs[codec] = CodecSum(
-            codec, before.blocks + len(frames), before.bytes + sum(frame.length for frame in frames)
-        )
+        self._segment_codecs[codec] = CodecSum(codec, before.blocks + 1, before.bytes + block.length)
 
     def _is_old(self) -> bool:
         return self._clock.monotonic() - self._segment_since >= self._interval

@@ -1,7 +1,7 @@
 """Read and write the driver log's rows of one epoch of one receiver, except those of its blocks.
 
-These are its segments, its dead letters, the positions of its source's partitions, and its stream's keys. Each call
-waits until it is answered, except where it says otherwise.
+These are its segments, its dead letters, the positions of its source's partitions, and its stream's keys and channels.
+Each call waits until it is answered, except where it says otherwise.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracker_store.blocks.blocks import known_keys, open_partition
+from tracker_store.blocks.channels import channel_positions, move_channels
 from tracker_store.blocks.dead_letters import add_dead_letters, end_letter_replay, wanted_letters
 from tracker_store.blocks.segments import open_segment, seal_segment
 from tracker_store.blocks.source_positions import forget_partitions, peers_of, source_positions
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.reporting.driver_log import DriverLog
     from receiver_runtime.reporting.receiver_status import ReceiverStatus
-    from tracker_store.blocks.blocks import Claim, Position
+    from tracker_store.blocks.blocks import ChannelMove, Claim, Position
+    from tracker_store.blocks.channels import ChannelKey
     from tracker_store.blocks.dead_letters import StoredDeadLetter, WantedLetters
     from tracker_store.blocks.segments import CodecSum
     from tracker_store.blocks.source_positions import Peer
@@ -133,6 +135,24 @@ class ReceiverDriverLog:
             return self._driver_log.once(statement)
         except TRANSIENT:
             return set()
+
+    def channel_positions(self, channels: Sequence[ChannelKey], *, wait: bool = True) -> list[int]:
+        """Return the position of each channel, in order; without ``wait``, raise if that can't be asked now."""
+
+        def statement(connection: sa.Connection) -> list[int]:
+            return channel_positions(connection, receiver_id=self.claim.receiver_id, channels=channels)
+
+        if not wait:
+            return self._driver_log.once(statement)
+        return self._driver_log.until_answered("read positions of channels", statement, status=self._status)
+
+    def move_channels(self, moves: Sequence[ChannelMove]) -> bool:
+        """Move channels on without a block: all of them, or none if one is elsewhere."""
+        return self._driver_log.until_answered(
+            "move channels",
+            lambda connection: move_channels(connection, receiver_id=self.claim.receiver_id, moves=moves),
+            status=self._status,
+        )
 
     def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
         """Insert the rows of stored dead letters."""

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from tracker_store.connection.engine import Prepared, fetch_prepared, named_failures
 from tracker_store.connection.errors import (
+    ChannelConflictError,
     ClaimLostError,
     DriverLogError,
     DuplicateKeysError,
@@ -59,6 +60,16 @@ class OffsetLink:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelMove:
+    """Move a sender's channel from the log's exact position to ``to_offset``; ``sender`` is empty without tokens."""
+
+    sender: str
+    channel: str
+    from_offset: int
+    to_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """Hold the position from which to read a source partition."""
 
@@ -70,7 +81,7 @@ class Position:
 class NewBlock:
     """Describe a stored block that is not registered yet. `bytes` counts the frame; `records` counts rows.
 
-    `links` and `keys` (idempotency keys) are added together with the block, or the block is not added.
+    `links`, `keys` (idempotency keys) and `moves` (of channels) are added together with the block, or it is not added.
     """
 
     receiver_id: int
@@ -81,6 +92,7 @@ class NewBlock:
     handle: BlockHandle
     links: tuple[OffsetLink, ...] = field(default=())
     keys: tuple[str, ...] = field(default=())
+    moves: tuple[ChannelMove, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,7 @@ class AddOutcome(StrEnum):
     CONFLICT = "conflict"
     OFFSET_CONFLICT = "offset conflict"
     DUPLICATE_KEYS = "duplicate keys"
+    CHANNEL_CONFLICT = "channel conflict"
     GAP = "gap"
     AGAIN = "again"
 
@@ -118,6 +131,7 @@ _ERRORS: dict[AddOutcome, Callable[[str | None], DriverLogError]] = {
     AddOutcome.CONFLICT: block_conflict,
     AddOutcome.OFFSET_CONFLICT: OffsetConflictError,
     AddOutcome.DUPLICATE_KEYS: DuplicateKeysError,
+    AddOutcome.CHANNEL_CONFLICT: ChannelConflictError,
     AddOutcome.GAP: SequenceGapError,
 }
 
@@ -152,6 +166,7 @@ _BLOCK_TYPES = ("bigint[]",) * 9
 _EXTRA_TYPES = (
     *("integer[]", "text[]", "text[]", "integer[]", "bigint[]", "bigint[]", "text[]"),
     *("integer[]", "text[]"),
+    *("integer[]", "text[]", "text[]", "bigint[]", "bigint[]"),
 )
 
 
@@ -183,7 +198,7 @@ def _arrays(ordered: Sequence[NewBlock]) -> list[object]:
 
 
 def _extras(ordered: Sequence[NewBlock]) -> list[object]:
-    """Return the links and keys of blocks as parallel arrays; positions of blocks count from 1."""
+    """Return the links, keys and moves of blocks as parallel arrays; positions of blocks count from 1."""
     links = [(n, link) for n, block in enumerate(ordered, start=1) for link in block.links]
     keys = [(n, key) for n, block in enumerate(ordered, start=1) for key in block.keys]
     return [
@@ -196,16 +211,30 @@ def _extras(ordered: Sequence[NewBlock]) -> list[object]:
         [link.kind.value for _, link in links],
         _integers(n for n, _ in keys),
         [key for _, key in keys],
+        *move_arrays(ordered),
+    ]
+
+
+def move_arrays(ordered: Sequence[NewBlock]) -> list[object]:
+    """Return the moves of blocks as parallel arrays: the blocks' positions from 1, senders, channels, from and to."""
+    moves = [(n, move) for n, block in enumerate(ordered, start=1) for move in block.moves]
+    return [
+        _integers(n for n, _ in moves),
+        [move.sender for _, move in moves],
+        [move.channel for _, move in moves],
+        _integers(move.from_offset for _, move in moves),
+        _integers(move.to_offset for _, move in moves),
     ]
 
 
 def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[AddResult]:
     """Register `blocks` of any number of receivers in one round trip, all or nothing per receiver.
 
-    A receiver's blocks must be consecutive sequences of one epoch. Locks: only the new rows' keys, in the order of
-    (receiver, sequence). Raises EmptyBlockError for a block without records, before anything is sent;
-    OutcomeUnknownError when the answer was lost; and SQLAlchemy's IntegrityError where another receiver of the call was
-    first with the same link or key: send each receiver's blocks alone then, and the outcome is named.
+    A receiver's blocks must be consecutive sequences of one epoch. Locks: the rows of channels that are moved, and the
+    new rows' keys, in the order of (receiver, sequence). Raises EmptyBlockError for a block without records, before
+    anything is sent; OutcomeUnknownError when the answer was lost; and SQLAlchemy's IntegrityError where another
+    receiver of the call was first with the same link or key: send each receiver's blocks alone then, and the outcome is
+    named.
     """
     if not blocks:
         return []
@@ -215,11 +244,11 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
                 f"block {block.sequence} of receiver {block.receiver_id}, in segment {block.handle.segment_id}, has "
                 f"{block.records} records"
             )
-    if len(blocks) == 1 and len(blocks[0].links) <= 1 and not blocks[0].keys:
+    if len(blocks) == 1 and len(blocks[0].links) <= 1 and not blocks[0].keys and not blocks[0].moves:
         return [_add_one(connection, blocks[0])]
     ordered = sorted(blocks, key=attrgetter("receiver_id", "sequence"))
     statement, marks, values = _ADD_MANY, _ARRAY_MARKS, _arrays(ordered)
-    if any(block.links or block.keys for block in ordered):
+    if any(block.links or block.keys or block.moves for block in ordered):
         statement, marks = _ADD_MANY_WITH_EXTRAS, _ARRAY_MARKS + _EXTRA_MARKS
         values += _extras(ordered)
     with named_failures():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.blocks.blocks import AddOutcome
+from tracker_store.blocks.blocks import AddOutcome, move_arrays
 from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import LostCommitsError, ReceiverFencedError
 
@@ -318,8 +318,8 @@ def salvage_blocks(
 ) -> tuple[AddOutcome, str | None]:
     """Add blocks of one old segment as the next of a new epoch, and record up to which offset it is salvaged.
 
-    Both or neither. Locks: the new rows' keys, then the segment's row. After an unknown outcome send the identical call
-    again, as with `add_blocks`.
+    Both or neither. Locks: the rows of moved channels, the new rows' keys, then the segment's row. After an unknown
+    outcome send the identical call again, as with `add_blocks`.
     """
     first = blocks[0]
     with named_failures():
@@ -328,7 +328,9 @@ def salvage_blocks(
                 SELECT outcome, detail
                 FROM forebay.salvage_blocks(
                     :receiver, :epoch, :first, :segment, :to, CAST(:records AS bigint[]), CAST(:offsets AS bigint[]),
-                    CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[])
+                    CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[]), CAST(:move_blocks AS integer[]),
+                    CAST(:senders AS text[]), CAST(:channels AS text[]), CAST(:froms AS bigint[]),
+                    CAST(:tos AS bigint[])
                 )
             """),
             {
@@ -341,6 +343,7 @@ def salvage_blocks(
                 "offsets": [block.handle.offset for block in blocks],
                 "lengths": [block.handle.length for block in blocks],
                 "checksums": [block.handle.crc32c for block in blocks],
+                **dict(zip(("move_blocks", "senders", "channels", "froms", "tos"), move_arrays(blocks), strict=True)),
             },
         ).one()
     return AddOutcome(row.outcome), row.detail

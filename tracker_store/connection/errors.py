@@ -45,6 +45,10 @@ class DuplicateKeysError(DriverLogError):
     """Records with these keys are in the log: write the block without them, and acknowledge them to the sender."""
 
 
+class ChannelConflictError(DriverLogError):
+    """Read the channels' positions again, and leave out what they have: another receiver has moved one of them."""
+
+
 class SequenceGapError(DriverLogError):
     """Claim again and salvage: the block's predecessor is not in the log (was it restored from a backup?)."""
 

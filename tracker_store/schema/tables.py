@@ -535,6 +535,27 @@ record_keys = Table(
     postgresql_with=REPLACED,
 )
 
+# Updated in place by each block with a channel's records: room in each page keeps these updates off the index.
+channels = Table(
+    "channels",
+    metadata,
+    Column("stream_id", BigInteger, nullable=False, comment="The stream that the records are in"),
+    Column("sender", Text, nullable=False, comment="The reference of the sender's token; empty: the source has none"),
+    Column("channel", Text, nullable=False, comment="The channel's name, as its sender gives it"),
+    Column(
+        "position",
+        BigInteger,
+        nullable=False,
+        comment="The offset of the next record: all before it are in blocks, or dead letters",
+    ),
+    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that moved it last"),
+    _now("moved_at", "When it was moved last"),
+    PrimaryKeyConstraint("stream_id", "sender", "channel"),
+    CheckConstraint("position >= 0", name="channels_position"),
+    comment="Up to which offset of each channel is every record stored?",
+    postgresql_with={**HOT, "fillfactor": "50"},
+)
+
 log_segments = Table(
     "log_segments",
     metadata,

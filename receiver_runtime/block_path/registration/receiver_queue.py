@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from receiver_runtime.reporting.driver_log import REPORT_AFTER
-from tracker_store.connection.errors import DuplicateKeysError, OffsetConflictError
+from tracker_store.connection.errors import ChannelConflictError, DuplicateKeysError, OffsetConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,9 @@ _log = structlog.get_logger(__name__)
 #: How a hindrance in registering is named to operators.
 REGISTER = "register blocks"
 #: The errors after which a receiver can resume.
-PASSING = (OffsetConflictError, DuplicateKeysError)
+PASSING = (OffsetConflictError, DuplicateKeysError, ChannelConflictError)
+#: Those of a hand-over that shares its receiver with others, which then wait until it has called ``resume``.
+OF_ONE_HAND_OVER = (DuplicateKeysError, ChannelConflictError)
 
 
 @dataclass(slots=True)
@@ -212,7 +214,7 @@ class Registration:
         return future
 
     def resume(self) -> int:
-        """Accept blocks again after a refusal for a position or a key; return the sequence that the next one follows.
+        """Accept blocks again after a refusal that passes; return the sequence that the next one follows.
 
         Raises: the error with which the receiver was refused for good.
         """
@@ -227,9 +229,9 @@ class Registration:
             return queue.registered_through.sequence
 
     def wait_until_resumed(self) -> None:
-        """Return when blocks are accepted again after a refusal for a key, or never will be."""
+        """Return when blocks are accepted again after a refusal of a hand-over's own, or never will be."""
         with self._changed:
-            while isinstance(self._queue.refused, DuplicateKeysError):
+            while isinstance(self._queue.refused, OF_ONE_HAND_OVER):
                 self._queue.moved.wait()
 
     def lift_limit(self) -> None:

@@ -14,7 +14,8 @@ trusted:
   than the claim's ends the receiver, whatever is found (``ReceiverSupervisor``). A loss is final too: what the process
   knows goes into its files' notes, and its successor salvages the files.
 - OFFSET_CONFLICT says that another receiver has moved a source's position, DUPLICATE_KEYS that the log already has some
-  of the records. They fail the same blocks, and later ones only until the receiver calls ``Registration.resume``.
+  of the records, CHANNEL_CONFLICT that another receiver has moved a sender's channel. They fail the same blocks, and
+  later ones only until the receiver calls ``Registration.resume``.
 - AGAIN, an unknown outcome, and an unavailable driver log decide nothing. The registrar must then send the *identical*
   blocks of that receiver again: a group that was sent once is never extended, cut or reordered until it is answered.
 

@@ -1,6 +1,7 @@
 """Group acknowledgement: requests that come at the same time go into one block, and are answered when it is registered.
 
-This module connects the server's loop to ``KeyedHandOver``, which makes the blocks. It gathers requests for a few
+This module connects the server's loop to ``KeyedHandOver``, which makes the blocks, and to ``ChannelHandOver``, which
+makes those of channels. It gathers requests for a few
 milliseconds and hands them over together. No two requests of a group have a key in common: the second one begins the
 next group, and the hand-over leaves its records out. Answers come on another thread, and are passed to the loop
 together.
@@ -25,7 +26,11 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from receiver_runtime.block_path.records import conform
 from receiver_runtime.block_store.frames.columns import arrow_schema
+from receiver_runtime.receivers.http.channels.channel import elsewhere
+from receiver_runtime.receivers.http.channels.hand_over import ChannelHandOver
+from receiver_runtime.receivers.http.channels.parts import ChannelPositionError, ChannelRequest
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.refusals import RETRY_SECONDS, refusal
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from receiver_runtime.block_path.block_handler import DeadLetter
+    from receiver_runtime.receivers.http.channels.channel import Place
+    from receiver_runtime.receivers.http.channels.parts import ChannelOutcome
     from receiver_runtime.receivers.keyed_blocks import HandedOver
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
@@ -64,6 +72,8 @@ class Stored:
     added: int
     duplicates: int
     misfits: Mapping[int, str] = field(default_factory=dict)
+    #: Where the request's channel is now, at least; None: it is of no channel.
+    position: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +97,10 @@ class WaitingRequest:
     ids: Sequence[str | None] | None = None
     attributes: Sequence[Mapping[str, str] | None] | None = None
     request_attributes: Mapping[str, str] | None = None
+    #: Of a request of a channel: where its records are in it, and those that can't be parsed.
+    place: Place | None = None
+    rejected: int = 0
+    letters: Sequence[DeadLetter] = ()
     #: The size of all its records. ``beside_bodies`` is the part besides their bodies: the request may have had it only
     #: once for all of them.
     nbytes: int = 0
@@ -262,6 +276,14 @@ class Acknowledgement:
         self._loop = loop
         self._on_failed = on_failed
         self._hand_over = KeyedHandOver(supervisor, most_in_flight=_NO_BOUND, most_bytes=_NO_BOUND)
+        self._schema = supervisor.record_schema
+        self._channels = ChannelHandOver(
+            supervisor, on_answers=self._on_channels_answered, on_failed=self._on_channels_failed
+        )
+        # Of the channels' requests that were handed over: whose they are.
+        self._of_channels: dict[ChannelRequest, WaitingRequest] = {}
+        # The next group of requests of channels.
+        self._gathered_places: list[tuple[WaitingRequest, Place]] = []
         # The requests of the next group, each with the keys of its records, and these keys.
         self._gathered: list[tuple[WaitingRequest, Sequence[str | None] | None]] = []
         self._gathered_keys: set[str] = set()
@@ -271,7 +293,7 @@ class Acknowledgement:
         self.waiting_records = 0
         # Guards the answers on their way to the loop.
         self._lock = threading.Lock()
-        self._answers: list[tuple[Sequence[WaitingRequest], Future[HandedOver]]] = []
+        self._answers: list[Callable[[], None]] = []
 
     def oldest_seconds(self) -> float:
         """Return for how long the oldest request that is not registered has been waiting, in seconds."""
@@ -290,6 +312,20 @@ class Acknowledgement:
         self._unanswered[waiting] = None
         self.waiting_bytes += waiting.nbytes
         self.waiting_records += len(waiting.bodies)
+        if waiting.place is not None:
+            self._gathered_places.append((waiting, waiting.place))
+        else:
+            self._gather(waiting)
+        gathered = len(self._gathered) + len(self._gathered_places)
+        if gathered >= _FULL_GROUP:
+            self._hand_over_gathered()
+        elif gathered and self._timer is None:
+            busy = len(self._unanswered) > gathered
+            seconds = _BUSY_GATHER_SECONDS if busy else _GATHER_SECONDS
+            self._timer = self._loop.call_later(seconds, self._hand_over_gathered)
+        return future
+
+    def _gather(self, waiting: WaitingRequest) -> None:
         keys = waiting.row_keys()
         if keys is not None:
             distinct = {key for key in keys if key is not None}
@@ -297,13 +333,6 @@ class Acknowledgement:
                 self._hand_over_gathered()
             self._gathered_keys |= distinct
         self._gathered.append((waiting, keys))
-        if len(self._gathered) >= _FULL_GROUP:
-            self._hand_over_gathered()
-        elif self._timer is None:
-            busy = len(self._unanswered) > len(self._gathered)
-            seconds = _BUSY_GATHER_SECONDS if busy else _GATHER_SECONDS
-            self._timer = self._loop.call_later(seconds, self._hand_over_gathered)
-        return future
 
     def give_up(self) -> None:
         """Fail the requests that still wait. Their records are still registered, when the driver log is available."""
@@ -314,11 +343,13 @@ class Acknowledgement:
     def close(self) -> None:
         """Wait until everything that was handed in is registered or refused. Any thread, after the loop has ended."""
         self._hand_over.close()
+        self._channels.close()
 
     def _hand_over_gathered(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._hand_over_channels()
         gathered, self._gathered = self._gathered, []
         self._gathered_keys = set()
         if not gathered:
@@ -341,13 +372,44 @@ class Acknowledgement:
             self._refuse(group, error)
             self._on_failed(error)
         else:
-            future.add_done_callback(partial(self._on_answer, group))
+            future.add_done_callback(lambda future: self._pass_on(partial(self._answer_group, group, future)))
 
-    # -- the hand-over's thread --------------------------------------------------------------------------------------
+    def _hand_over_channels(self) -> None:
+        gathered, self._gathered_places = self._gathered_places, []
+        if not gathered:
+            return
+        group = [one for one, _ in gathered]
+        try:
+            batch = conform(batch_of(group), self._schema)
+        except Exception as error:  # noqa: BLE001  passed to the waiting requests
+            self._refuse(group, error)
+            return
+        begin = 0
+        requests: dict[ChannelRequest, WaitingRequest] = {}
+        for one, place in gathered:
+            rows = batch.slice(begin, len(one.bodies))
+            begin += len(one.bodies)
+            requests[ChannelRequest(place.channel, place.offset, rows, one.rejected, one.letters)] = one
+        self._of_channels |= requests
+        try:
+            self._channels.submit(list(requests))
+        except Exception as error:  # noqa: BLE001  passed to the waiting requests
+            self._fail_channels(error, list(requests))
 
-    def _on_answer(self, group: Sequence[WaitingRequest], future: Future[HandedOver]) -> None:
+    # -- the hand-overs' threads -------------------------------------------------------------------------------------
+
+    def _on_channels_answered(
+        self, answers: Sequence[tuple[ChannelRequest, ChannelOutcome | ChannelPositionError]]
+    ) -> None:
+        self._pass_on(partial(self._answer_channels, answers))
+
+    def _on_channels_failed(self, error: BaseException, requests: Sequence[ChannelRequest]) -> None:
+        self._pass_on(partial(self._fail_channels, error, requests))
+
+    def _pass_on(self, answer: Callable[[], None]) -> None:
+        """Have the loop do this."""
         with self._lock:
-            self._answers.append((group, future))
+            self._answers.append(answer)
             first = len(self._answers) == 1
         if first:
             # A loop that has ended has answered all requests.
@@ -359,15 +421,31 @@ class Acknowledgement:
     def _take_answers(self) -> None:
         with self._lock:
             answers, self._answers = self._answers, []
-        for group, future in answers:
-            error = future.exception()
-            if error is not None:
-                self._refuse(group, error)
-                self._on_failed(error)
-                continue
-            for one, outcome in zip(group, future.result().requests, strict=True):
-                self._forget(one)
+        for answer in answers:
+            answer()
+
+    def _answer_group(self, group: Sequence[WaitingRequest], future: Future[HandedOver]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._refuse(group, error)
+            self._on_failed(error)
+            return
+        for one, outcome in zip(group, future.result().requests, strict=True):
+            self._forget(one)
+            _resolve(one, Stored(*outcome))
+
+    def _answer_channels(self, answers: Sequence[tuple[ChannelRequest, ChannelOutcome | ChannelPositionError]]) -> None:
+        for request, outcome in answers:
+            one = self._of_channels.pop(request)
+            self._forget(one)
+            if isinstance(outcome, ChannelPositionError):
+                _resolve(one, elsewhere(request.channel.name, outcome))
+            else:
                 _resolve(one, Stored(*outcome))
+
+    def _fail_channels(self, error: BaseException, requests: Sequence[ChannelRequest]) -> None:
+        self._refuse([self._of_channels.pop(request) for request in requests], error)
+        self._on_failed(error)
 
     def _refuse(self, group: Sequence[WaitingRequest], error: BaseException) -> None:
         for one in group:

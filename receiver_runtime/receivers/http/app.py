@@ -11,6 +11,7 @@ records are stored.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -22,6 +23,8 @@ from starlette.routing import Route as StarletteRoute
 
 from receiver_runtime.receivers.http import description
 from receiver_runtime.receivers.http.body_reader import BodyReader, RequestBody
+from receiver_runtime.receivers.http.channels.channel import check_other_ways, place_of
+from receiver_runtime.receivers.http.channels.endpoint import CHANNEL_PATHS, ChannelPositions
 from receiver_runtime.receivers.http.dead_letters import RequestDeadLetters
 from receiver_runtime.receivers.http.declaration import STREAM_PATH
 from receiver_runtime.receivers.http.direct import DirectRequests
@@ -37,22 +40,28 @@ from receiver_runtime.receivers.http.requests.route import (
     Refused,
     Reply,
     refuse_by_problem,
+    with_position,
     with_retry,
 )
 from receiver_runtime.receivers.http.requests.web_hooks import permission
 from receiver_runtime.sources.fields.request_target import unreadable_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
+    from receiver_runtime.receivers.http.acknowledgement import WaitingRequest
+    from receiver_runtime.receivers.http.channels.channel import Place
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.intake import Intake, Parameters
-    from receiver_runtime.receivers.http.requests.pushed import Headers
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
+    from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.route import Route
     from receiver_runtime.supervisor.receiver import Receiver
+
+    Answerer = Callable[[Scope, Headers, RequestBody], Awaitable[Reply]]
 
 _log = structlog.get_logger(__name__)
 
@@ -73,6 +82,7 @@ class HttpApp:
         self._description = description.describe(source, supervisor.stream_name, routes, records)
         self._bodies = BodyReader(source, intake.admission, intake.deadlines)
         self._dead_letters = RequestDeadLetters(receiver, intake.admission, intake.in_time)
+        self._channels = ChannelPositions(source, supervisor, intake)
         self.refusals = RefusalCounts(receiver, asyncio.get_running_loop())
         # The types of errors of Forebay's own that were logged with their place.
         self._logged_failures: set[type[Exception]] = set()
@@ -91,6 +101,7 @@ class HttpApp:
                 StarletteRoute("/health", self._health, methods=["GET"]),
                 StarletteRoute("/ready", self._ready, methods=["GET"]),
                 StarletteRoute(description.PATH, self._describe, methods=["GET"]),
+                *(StarletteRoute(path, _ChannelEndpoint(self, self._channels)) for path in CHANNEL_PATHS),
                 *(
                     StarletteRoute(
                         address, _Endpoint(self, by_path[path] + ([] if path == STREAM_PATH else of_streams))
@@ -120,6 +131,7 @@ class HttpApp:
         self.refusals.close()
         self._bodies.close()
         self._dead_letters.close()
+        self._channels.close()
 
     # -- questions about the receiver --------------------------------------------------------------------------------
 
@@ -140,13 +152,19 @@ class HttpApp:
     # -- one request -------------------------------------------------------------------------------------------------
 
     async def take(self, routes: Sequence[Route], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request of records."""
+        route = next((route for route in routes if route.matches(scope["headers"])), None)
+        await self.reply(partial(self._answer, route), scope, receive, send, route=route)
+
+    async def reply(
+        self, answer: Answerer, scope: Scope, receive: Receive, send: Send, *, route: Route | None = None
+    ) -> None:
+        """Answer a request with what ``answer`` returns, or the refusal that it raises, in the route's form."""
         headers: Headers = scope["headers"]
-        route = next((route for route in routes if route.matches(headers)), None)
         body = RequestBody(receive, body_framing(headers))
         self._intake.request_begins()
         try:
-            reply = await self._answer(route, scope, headers, body)
+            reply = await answer(scope, headers, body)
         except RefusedError as error:
             refused = error.refused
             release(error)
@@ -187,6 +205,7 @@ class HttpApp:
         try:
             signed = self._intake.signed(headers, scope["query_string"])
             key = self._intake.key_of(headers)
+            place = place_of(headers, key_scope)
             encoding = header(headers, b"content-encoding")
         except PushRefusedError as error:
             raise refusal(error.status, str(error)) from error
@@ -195,10 +214,25 @@ class HttpApp:
             raise refusal(
                 HTTPStatus.BAD_REQUEST, f"{name}: a key is not kept with ack=buffered: leave out one of the two"
             )
+        if place is not None:
+            self._check_channel(route, has_key=key is not None, buffered=buffered)
         parsed = await self._bodies.read(body, route, headers, encoding, signed)
         if isinstance(parsed, Reply):
             return parsed
         waiting = self._intake.waiting_of(parsed, scope["path"], headers, key, key_scope, parameters)
+        if place is not None:
+            return await self._answer_channel(route, headers, parsed, waiting, place)
+        return await self._answer_records(route, headers, parsed, waiting, buffered=buffered)
+
+    async def _answer_records(
+        self,
+        route: Route,
+        headers: Headers,
+        parsed: Pushed | PushedRows | Plain,
+        waiting: WaitingRequest,
+        *,
+        buffered: bool,
+    ) -> Reply:
         self._intake.check_size(waiting, buffered=buffered)
         own_answer = parsed.answer if isinstance(parsed, AnsweredRows) else None
         rejected, why = await self._dead_letters.store(parsed, waiting)
@@ -211,6 +245,29 @@ class HttpApp:
             stored = await self._intake.register(waiting)
             answered = self._intake.answered(stored, rejected, why, may_refuse=own_answer is None)
         return route.answer(headers, answered) if own_answer is None else own_answer(answered)
+
+    def _check_channel(self, route: Route, *, has_key: bool, buffered: bool) -> None:
+        """Refuse a request of a channel that can't be one: it has keys, or its route's senders know no channels."""
+        if route.path != STREAM_PATH:
+            raise refusal(
+                HTTPStatus.BAD_REQUEST, f"Forebay-Channel: {route.path} takes no channels: POST to {self._path()}"
+            )
+        check_other_ways(has_key=has_key, key_from=self._source.key_from, buffered=buffered)
+
+    async def _answer_channel(
+        self,
+        route: Route,
+        headers: Headers,
+        parsed: Pushed | PushedRows | Plain,
+        waiting: WaitingRequest,
+        place: Place,
+    ) -> Reply:
+        self._intake.in_channel(waiting, place, parsed.rejected)
+        self._intake.check_size(waiting, buffered=False)
+        stored = await self._intake.register(waiting)
+        why = parsed.rejected[0].why if parsed.rejected else ""
+        answered = self._intake.answered(stored, len(parsed.rejected), why)
+        return with_position(route.answer(headers, answered), answered)
 
     def _expected(self, route: Route | None, scope: Scope) -> Route:
         """Return the route, or refuse the request where there is none for its path and method."""
@@ -271,6 +328,17 @@ class _Endpoint:
         target = [(TARGET_PATH, scope["path"].encode(errors="replace")), (TARGET_QUERY, scope["query_string"])]
         scope["headers"] = [*scope["headers"], *target]
         await self._app.take(self._routes, scope, receive, send)
+
+
+class _ChannelEndpoint:
+    """Serve the positions of channels as an ASGI application, for every method."""
+
+    def __init__(self, app: HttpApp, channels: ChannelPositions) -> None:
+        self._app = app
+        self._channels = channels
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app.reply(self._channels.answer, scope, receive, send)
 
 
 def _parameters(query: bytes) -> Parameters:

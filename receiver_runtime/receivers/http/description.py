@@ -9,6 +9,7 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from receiver_runtime.receivers.http.channels.channel import NAME_PATTERN
 from receiver_runtime.receivers.http.declaration import STREAM_PATH
 from receiver_runtime.receivers.http.record_schema import record_schema
 from receiver_runtime.receivers.http.requests.idempotency_key import key_header
@@ -53,7 +54,36 @@ _RECORDS: Mapping[str, Json] = {
 _RETRYABLE = frozenset({429, 503})
 
 
+_POSITION = "The offset of the channel's next record: all before it are stored."
+_OFFSET: Json = {"type": "string", "pattern": "^[0-9]{1,19}$"}
+_OFFSET_HEADER: Json = {"description": _POSITION, "schema": _OFFSET}
+_ELSEWHERE: Json = {
+    "description": "The records do not go on where their channel is: send the channel's records from there on.",
+    "headers": {"Forebay-Offset": {"required": True, **_OFFSET_HEADER}},
+}
+_CHANNEL_PARAMETERS: Sequence[Json] = (
+    {
+        "name": "Forebay-Channel",
+        "in": "header",
+        "description": "The records go on a named sequence, of which no record is stored twice; with Forebay-Offset, "
+        "and without a key.",
+        "schema": {"type": "string", "pattern": f"^{NAME_PATTERN}$"},
+    },
+    {
+        "name": "Forebay-Offset",
+        "in": "header",
+        "description": "The offset of the first record in its channel; with Forebay-Channel.",
+        "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+    },
+)
+
 _SCHEMAS: Mapping[str, Json] = {
+    "Channel": {
+        "description": "Where a channel is.",
+        "type": "object",
+        "required": ["channel", "offset"],
+        "properties": {"channel": {"type": "string"}, "offset": {"type": "integer", "minimum": 0}},
+    },
     "Problem": {
         "description": "A problem detail (RFC 9457).",
         "type": "object",
@@ -97,6 +127,8 @@ def describe(source: Http, stream: str, routes: Sequence[Route], records: Record
     for route in routes:
         schemas |= route.described.schemas
         if route.path == STREAM_PATH:
+            if _has_channels(source):
+                paths[f"/v1/{stream or '{stream}'}/channels/{{name}}"] = _channel_path(source, stream)
             path = paths.setdefault(f"/v1/{stream}" if stream else route.path, _stream_path(source, stream, records))
             bodies = {**route.described.bodies, **(_RECORDS if "Record" in schemas else {})}
             path["post"]["requestBody"]["content"] |= _content(bodies)
@@ -138,11 +170,17 @@ def _stream_path(source: Http, stream: str, records: Records | None) -> Json:
                     "schema": {"enum": ["registered", "buffered"], "default": "registered"},
                 },
                 *_key_parameter(source),
+                *(_CHANNEL_PARAMETERS if _has_channels(source) else ()),
             ],
             "requestBody": {"required": True, "content": {}},
             "responses": {
-                "200": {"description": "The records are in a registered block.", "content": taken},
+                "200": {
+                    "description": "The records are in a registered block.",
+                    **({"headers": {"Forebay-Offset": _OFFSET_HEADER}} if _has_channels(source) else {}),
+                    "content": taken,
+                },
                 "202": {"description": "With `ack=buffered`: the records will be stored.", "content": taken},
+                **({"409": {**_ELSEWHERE, "content": problem}} if _has_channels(source) else {}),
                 **_refusals(source, problem),
                 **({"422": {"description": _NONE_FITS, "content": problem}} if records is not None else {}),
             },
@@ -170,6 +208,40 @@ def _stream_path(source: Http, stream: str, records: Records | None) -> Json:
             },
         }
     return path
+
+
+def _has_channels(source: Http) -> bool:
+    return source.key_from is None
+
+
+def _channel_path(source: Http, stream: str) -> Json:
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    named = [{"name": "stream", "in": "path", "required": True, "schema": {"type": "string"}}] if not stream else []
+    refusals = {code: one for code, one in _refusals(source, problem).items() if code in {"400", "401", "403", "503"}}
+    return {
+        "parameters": [
+            *named,
+            {
+                "name": "name",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "pattern": f"^{NAME_PATTERN}$"},
+            },
+        ],
+        "get": {
+            "operationId": "channelPosition",
+            "summary": "Ask from which offset on a channel's records are to be sent.",
+            "responses": {
+                "200": {
+                    "description": _POSITION,
+                    "headers": {"Forebay-Offset": {"required": True, **_OFFSET_HEADER}},
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Channel"}}},
+                },
+                **refusals,
+            },
+            **_security(source),
+        },
+    }
 
 
 def _key_parameter(source: Http) -> Sequence[Json]:

@@ -18,9 +18,15 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.acknowledgement import Stored
 from receiver_runtime.receivers.http.body_reader import PARSE_ON_LOOP_BYTES
+from receiver_runtime.receivers.http.channels.channel import (
+    CHANNEL_HEADER,
+    OFFSET_HEADER,
+    check_other_ways,
+    place_of,
+)
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
-from receiver_runtime.receivers.http.requests.route import Answered, Reply, answer_json, with_retry
+from receiver_runtime.receivers.http.requests.route import Answered, Reply, answer_json, with_position, with_retry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +82,12 @@ class DirectRequests:
         ):
             return False
         try:
-            made = self._made(headers, body, has_key=self._intake.key_header in names)
+            made = self._made(
+                headers,
+                body,
+                has_key=self._intake.key_header in names,
+                of_channel=CHANNEL_HEADER in names or OFFSET_HEADER in names,
+            )
         except Exception:  # noqa: BLE001  the application meets the same, and answers the sender
             return False
         if made is None:
@@ -90,7 +101,9 @@ class DirectRequests:
             self._timer = self._loop.call_later(self._source.acknowledgement_timeout, self._expire)
         return True
 
-    def _made(self, headers: Headers, body: bytes, *, has_key: bool) -> tuple[Route, WaitingRequest] | None:
+    def _made(
+        self, headers: Headers, body: bytes, *, has_key: bool, of_channel: bool
+    ) -> tuple[Route, WaitingRequest] | None:
         intake = self._intake
         if intake.admission.check_ready() is not None or intake.admission.check_room(len(body)) is not None:
             return None
@@ -100,6 +113,10 @@ class DirectRequests:
         else:
             return None
         key_scope = intake.authorize(headers)
+        place = None
+        if of_channel:
+            check_other_ways(has_key=has_key, key_from=self._source.key_from, buffered=False)
+            place = place_of(headers, key_scope)
         if (signed := intake.signed(headers, b"")) is not None:
             signed.check(body)
         key = intake.key_of(headers) if has_key else None
@@ -107,6 +124,8 @@ class DirectRequests:
         if parsed is None or isinstance(parsed, Reply) or parsed.rejected:
             return None
         waiting = intake.waiting_of(parsed, self._path, headers, key, key_scope)
+        if place is not None:
+            intake.in_channel(waiting, place, ())
         if not waiting.bodies:
             return None
         intake.check_size(waiting, buffered=False)
@@ -132,8 +151,8 @@ class DirectRequests:
                 return
             headers_and_content = (
                 _counts(outcome.added, outcome.duplicates)
-                if route.answer is answer_json and not answered.rejected
-                else _written(route.answer(headers, answered))
+                if route.answer is answer_json and not answered.rejected and answered.position is None
+                else _written(with_position(route.answer(headers, answered), answered))
             )
             self._intake.request_ends()
             exchange.answer(_OK, *headers_and_content, close=self._intake.draining.is_set())

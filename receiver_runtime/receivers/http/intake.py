@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.generator_state import GeneratorStateError
 from receiver_runtime.receivers.http.acknowledgement import WaitingRequest, batch_of
 from receiver_runtime.receivers.http.admission import Admission
+from receiver_runtime.receivers.http.channels.channel import check_end
 from receiver_runtime.receivers.http.connections.deadlines import Deadlines
 from receiver_runtime.receivers.http.requests.idempotency_key import key_header, key_of
 from receiver_runtime.receivers.http.requests.peer_checks import check_origin
-from receiver_runtime.receivers.http.requests.pushed import PushedRows, header, header_text
+from receiver_runtime.receivers.http.requests.pushed import MOST_REJECTED, PushedRows, header, header_text
 from receiver_runtime.receivers.http.requests.records import Plain
 from receiver_runtime.receivers.http.requests.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS, RefusedError, refusal
 from receiver_runtime.receivers.http.requests.route import Answered
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Stored
+    from receiver_runtime.receivers.http.channels.channel import Place
     from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.protocol import CheckedRequest, RequestCheck
-    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed
+    from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, RejectedRecord
     from receiver_runtime.supervisor.attached_supervisor import AttachedSupervisor
 
     #: The parameters of a request's query, each with its values in order.
@@ -149,7 +152,7 @@ class Intake:
         key_scope: str | None,
         parameters: Parameters = NO_PARAMETERS,
     ) -> WaitingRequest:
-        """Return a parsed request's records as they are handed in."""
+        """Return a parsed request's records as they are handed in; those of a channel with ``in_channel``."""
         kept = kept_attributes(self._source, headers, parameters)
         now = time.time_ns() // 1000
         if isinstance(parsed, Plain):
@@ -184,6 +187,22 @@ class Intake:
                 ],
             )
         return waiting
+
+    def in_channel(self, waiting: WaitingRequest, place: Place, rejected: Sequence[RejectedRecord]) -> None:
+        """Give a request its place in a channel; its rejected records are stored as dead letters with the others."""
+        if len(rejected) > MOST_REJECTED:
+            raise refusal(
+                HTTPStatus.BAD_REQUEST,
+                f"body: {len(rejected)} can't be records, {MOST_REJECTED} are put aside at most; {rejected[0].why}: "
+                "correct it, or send less at once",
+            )
+        check_end(place, len(waiting.bodies) + len(rejected))
+        waiting.place = place
+        waiting.rejected = len(rejected)
+        waiting.letters = [DeadLetter(one.reason, one.data) for one in rejected if one.data]
+        waiting.nbytes += sum(len(one.data) for one in rejected)
+        # They are known by their offsets alone.
+        waiting.keys = None
 
     async def register(self, waiting: WaitingRequest) -> Stored:
         """Return what was registered of the records, when it is."""
@@ -234,13 +253,16 @@ class Intake:
         misfits = stored.misfits
         if misfits:
             why = why or misfits[min(misfits)]
-            if may_refuse and not (stored.added or stored.duplicates):
+            # Those of a channel are behind its position now: a refusal would be of no use.
+            if may_refuse and stored.position is None and not (stored.added or stored.duplicates):
                 raise refusal(
                     HTTPStatus.UNPROCESSABLE_ENTITY,
                     f"body: none of {len(misfits)} records fits the stream's columns; {misfits[min(misfits)]}: "
                     "correct it",
                 )
-        return Answered(stored.added, stored.duplicates, rejected + len(misfits), why, misfits=misfits)
+        return Answered(
+            stored.added, stored.duplicates, rejected + len(misfits), why, misfits=misfits, position=stored.position
+        )
 
     def buffer(self, waiting: WaitingRequest) -> None:
         """Hand the records to the block generator, as a block of their own that a successor's salvage registers."""

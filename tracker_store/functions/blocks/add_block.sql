@@ -12,14 +12,16 @@
 -- mismatch inserts nothing. If another receiver was first between the two, the primary key of block_offsets or
 -- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
 -- names the outcome.
+-- Moves of channels go in with their block too. The rows of all channels of the call are locked first, in one order, and
+-- are compared by later statements: so nobody moves a channel between the comparison and the move, and nothing raises.
 -- A block without records is an error of the whole call (H05): only a marker has none, and `claim` inserts those.
 -- Blocks of a group without links and keys are first tried by two set-based statements, for speed (the loop over
 -- receivers costs three times as much). They add under the same conditions, but name no refusal. For the receivers they
 -- tried, the loop adds nothing, and only names the outcome. A single block has add_one_block, which calls this for what
 -- it can't add.
 -- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
--- Locks: only the inserted rows' keys, in the order of (receiver, sequence), then block_offsets, then record_keys. No
--- row of `receivers` is locked.
+-- Locks: the rows of the channels that are moved, by (stream, sender, channel); then only the inserted rows' keys, in
+-- the order of (receiver, sequence), then block_offsets, then record_keys. No row of `receivers` is locked.
 CREATE FUNCTION forebay.add_block(
     receiver_ids bigint[], epochs bigint[], sequences bigint[], record_counts bigint[], byte_counts bigint[],
     segment_ids bigint[], offsets bigint[], lengths bigint[], checksums bigint[],
@@ -28,7 +30,10 @@ CREATE FUNCTION forebay.add_block(
     link_generations integer[] DEFAULT '{}', link_froms bigint[] DEFAULT '{}', link_tos bigint[] DEFAULT '{}',
     link_kinds text[] DEFAULT '{}',
     -- One element per idempotency key, in the same way.
-    key_blocks integer[] DEFAULT '{}', keys text[] DEFAULT '{}')
+    key_blocks integer[] DEFAULT '{}', keys text[] DEFAULT '{}',
+    -- One element per move of a channel, in the same way; several moves of one channel are in order.
+    move_blocks integer[] DEFAULT '{}', move_senders text[] DEFAULT '{}', move_channels text[] DEFAULT '{}',
+    move_froms bigint[] DEFAULT '{}', move_tos bigint[] DEFAULT '{}')
 RETURNS TABLE (
     receiver_id bigint, outcome text, detail text, rate_limit double precision, desired_state text,
     assignment bigint)
@@ -49,6 +54,7 @@ DECLARE
     stream bigint;
     broken_link text;
     known_keys text;
+    broken_move text;
     grouped bigint[] := '{}';
     tried boolean := false;
     empty_block integer;
@@ -67,7 +73,13 @@ BEGIN
           FROM unnest(receiver_ids, segment_ids, epochs) AS a(receiver_id, segment_id, epoch)) AS u
     WHERE (SELECT true FROM log_segments g
            WHERE g.id = u.segment_id AND g.receiver_id = u.receiver_id AND g.epoch <= u.epoch) IS NOT TRUE;
-    IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0 THEN
+    IF cardinality(move_blocks) > 0 THEN
+        PERFORM lock_channels(ARRAY(SELECT receiver_ids[n] FROM unnest(move_blocks) WITH ORDINALITY AS m(n, at)
+                                    ORDER BY m.at),
+                              move_senders, move_channels);
+    END IF;
+    IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0
+       AND cardinality(move_blocks) = 0 THEN
         -- A group: one statement tries each receiver's first block, the next adds the rest of those that went in.
         tried := true;
         WITH runs AS (
@@ -106,19 +118,22 @@ BEGIN
     END IF;
 
     FOR sent IN
-        -- `links` and `keys` are positions in the arrays of the arguments. All are grouped here, in one pass: for each
+        -- `links`, `keys` and `moves` are positions in the arrays of the arguments. All are grouped here, in one pass: for each
         -- receiver a look through all of them would cost O(receivers · keys).
         SELECT u.receiver_id AS receiver, min(u.n) FILTER (WHERE u.what = 'block') AS lo,
                max(u.n) FILTER (WHERE u.what = 'block') AS hi, count(*) FILTER (WHERE u.what = 'block') AS blocks,
                count(DISTINCT epochs[u.n]) FILTER (WHERE u.what = 'block') AS epochs_sent,
                array_agg(u.n ORDER BY u.n) FILTER (WHERE u.what = 'link') AS links,
-               array_agg(u.n ORDER BY u.n) FILTER (WHERE u.what = 'key') AS keys
+               array_agg(u.n ORDER BY u.n) FILTER (WHERE u.what = 'key') AS keys,
+               array_agg(u.n ORDER BY u.n) FILTER (WHERE u.what = 'move') AS moves
         FROM (
             SELECT receiver_ids[n] AS receiver_id, 'block' AS what, n FROM generate_subscripts(receiver_ids, 1) AS n
             UNION ALL
             SELECT receiver_ids[link_blocks[n]], 'link', n FROM generate_subscripts(link_blocks, 1) AS n
             UNION ALL
-            SELECT receiver_ids[key_blocks[n]], 'key', n FROM generate_subscripts(key_blocks, 1) AS n) AS u
+            SELECT receiver_ids[key_blocks[n]], 'key', n FROM generate_subscripts(key_blocks, 1) AS n
+            UNION ALL
+            SELECT receiver_ids[move_blocks[n]], 'move', n FROM generate_subscripts(move_blocks, 1) AS n) AS u
         WHERE u.receiver_id IS NOT NULL
         GROUP BY u.receiver_id ORDER BY u.receiver_id
     LOOP
@@ -132,6 +147,7 @@ BEGIN
         detail := NULL;
         broken_link := NULL;
         known_keys := NULL;
+        broken_move := NULL;
         without_row := NULL;
         IF sent.receiver = ANY (rowless) THEN
             SELECT string_agg(DISTINCT segment_ids[n]::text, ', ') INTO without_row
@@ -174,7 +190,24 @@ BEGIN
                   LIMIT 5) AS k;
         END IF;
 
-        IF NOT tried AND without_row IS NULL AND broken_link IS NULL AND known_keys IS NULL THEN
+        IF sent.moves IS NOT NULL THEN
+            -- Each move must begin exactly where its channel is, or where its predecessor in this call ends.
+            SELECT string_agg(format('%s %s..%s, the log is at %s', m.channel, m.from_offset, m.to_offset,
+                                     m.before_to), '; ')
+            INTO broken_move
+            FROM (
+                SELECT i.*, coalesce(lag(i.to_offset) OVER chain, c.position) AS before_to
+                FROM (
+                    SELECT move_senders[n] AS sender, move_channels[n] AS channel, move_froms[n] AS from_offset,
+                           move_tos[n] AS to_offset, n
+                    FROM unnest(sent.moves) AS n) AS i
+                LEFT JOIN channels c ON c.stream_id = stream AND c.sender = i.sender AND c.channel = i.channel
+                WINDOW chain AS (PARTITION BY i.sender, i.channel ORDER BY i.n)) AS m
+            WHERE (m.from_offset = m.before_to) IS NOT TRUE;
+        END IF;
+
+        IF NOT tried AND without_row IS NULL AND broken_link IS NULL AND known_keys IS NULL
+           AND broken_move IS NULL THEN
             INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
                                 segment_id, "offset", length, crc32c)
             SELECT sent.receiver, sequences[sent.lo], epochs[sent.lo], greatest(p.added_at, clock_timestamp()),
@@ -186,7 +219,8 @@ BEGIN
             RETURNING * INTO first_block;
         END IF;
 
-        IF NOT tried AND without_row IS NULL AND broken_link IS NULL AND known_keys IS NULL AND FOUND THEN
+        IF NOT tried AND without_row IS NULL AND broken_link IS NULL AND known_keys IS NULL
+           AND broken_move IS NULL AND FOUND THEN
             outcome := 'added';
             IF sent.hi > sent.lo THEN
                 INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records,
@@ -211,6 +245,13 @@ BEGIN
                 FROM unnest(sent.keys) AS n
                 -- All insert in one order, so that two receivers with the same keys wait and don't deadlock.
                 ORDER BY keys[n];
+            END IF;
+            IF sent.moves IS NOT NULL THEN
+                UPDATE channels c
+                SET position = m.to_offset, receiver_id = sent.receiver, moved_at = clock_timestamp()
+                FROM (SELECT move_senders[n] AS sender, move_channels[n] AS channel, max(move_tos[n]) AS to_offset
+                      FROM unnest(sent.moves) AS n GROUP BY 1, 2) AS m
+                WHERE c.stream_id = stream AND c.sender = m.sender AND c.channel = m.channel;
             END IF;
         ELSE
             -- Clean-up may have deleted the block already: then the same epoch at that sequence identifies it.
@@ -256,6 +297,9 @@ BEGIN
             ELSIF known_keys IS NOT NULL THEN
                 outcome := 'duplicate keys';
                 detail := known_keys;
+            ELSIF broken_move IS NOT NULL THEN
+                outcome := 'channel conflict';
+                detail := broken_move;
             ELSIF newest.sequence IS NULL OR newest.sequence < sequences[sent.lo] - 1
                   OR newest.epoch < epochs[sent.lo] THEN
                 outcome := 'gap';

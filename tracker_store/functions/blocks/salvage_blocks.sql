@@ -7,11 +7,14 @@
 -- is not near those of the segment's own epoch.
 -- A caller may trust "added" and "already added" for ever; a missing answer is resolved by sending the identical call
 -- again.
--- Locks: the inserted rows' keys, then the segment's row.
+-- Locks: the rows of moved channels, the inserted rows' keys, then the segment's row.
 CREATE FUNCTION forebay.salvage_blocks(
     receiver bigint, under_epoch bigint, first_sequence bigint, segment bigint, salvaged_up_to bigint,
     -- One element per block, in the order of the file.
-    record_counts bigint[], offsets bigint[], lengths bigint[], checksums bigint[])
+    record_counts bigint[], offsets bigint[], lengths bigint[], checksums bigint[],
+    -- Moves of channels, as add_block takes them.
+    move_blocks integer[] DEFAULT '{}', move_senders text[] DEFAULT '{}', move_channels text[] DEFAULT '{}',
+    move_froms bigint[] DEFAULT '{}', move_tos bigint[] DEFAULT '{}')
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -25,7 +28,9 @@ BEGIN
     FROM add_block(
         array_fill(receiver, ARRAY[many]), array_fill(under_epoch, ARRAY[many]),
         ARRAY(SELECT first_sequence + n FROM generate_series(0, many - 1) AS n ORDER BY n),
-        record_counts, lengths, array_fill(segment, ARRAY[many]), offsets, lengths, checksums) AS a;
+        record_counts, lengths, array_fill(segment, ARRAY[many]), offsets, lengths, checksums,
+        move_blocks => move_blocks, move_senders => move_senders, move_channels => move_channels,
+        move_froms => move_froms, move_tos => move_tos) AS a;
     IF outcome IN ('added', 'already added') THEN
         UPDATE log_segments g
         SET salvaged_to = greatest(g.salvaged_to, salvaged_up_to),

@@ -32,6 +32,8 @@ class Answered:
     why: str = ""
     buffered: bool = False
     misfits: Mapping[int, str] = field(default_factory=dict)
+    #: Of a request of a channel: where the channel is now.
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,14 @@ def with_retry(reply: Reply, refused: Refused) -> Reply:
     if refused.retry_after is None:
         return reply
     more = (*reply.headers, ("retry-after", str(refused.retry_after)))
+    return Reply(reply.status, reply.content_type, reply.body, more)
+
+
+def with_position(reply: Reply, answered: Answered) -> Reply:
+    """Return the answer to a request that was taken, with its channel's position, if it is of a channel."""
+    if answered.position is None:
+        return reply
+    more = (*reply.headers, ("forebay-offset", str(answered.position)))
     return Reply(reply.status, reply.content_type, reply.body, more)
 
 

@@ -1,0 +1,121 @@
+"""Channels in real processes on a real driver log: killed, replaced, and two that get one channel by turns."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forebay.testing.receiver_processes import DEADLINE_SECONDS, eventually
+from forebay.testing.sources import proxied, stop
+from receiver_runtime.receivers.http.declaration import Http
+from tests.conformance.test_http_hazards import bodies, port_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.testing.source_rig import SourceRig
+
+LINES = {"Content-Type": "application/x-ndjson"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    position: int | None
+    content: Mapping[str, Any]
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = LINES) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
+    try:
+        connection.request(method, path, body, dict(headers))
+        response = connection.getresponse()
+        position = response.getheader("Forebay-Offset")
+        return Answer(response.status, None if position is None else int(position), json.loads(response.read()))
+    finally:
+        connection.close()
+
+
+def send(port: int, channel: str, offset: int, records: Sequence[bytes]) -> Answer:
+    headers = LINES | {"Forebay-Channel": channel, "Forebay-Offset": str(offset)}
+    return ask(port, "POST", "/v1/s0", b"\n".join(records), headers)
+
+
+def records(first: int, end: int, channel: str = "a") -> list[bytes]:
+    return [b'{"%s": %d}' % (channel.encode(), n) for n in range(first, end)]
+
+
+def assert_each_once(rig: SourceRig, sent: Sequence[bytes]) -> None:
+    assert bodies(rig) == sorted(sent)
+    assert rig.failed_checks() == []
+
+
+def positions(rig: SourceRig) -> dict[str, int]:
+    return dict(rig.execute("SELECT channel, position FROM forebay.channel_progress WHERE stream = 's0'"))
+
+
+def test_a_channel_goes_on_after_a_kill_and_on_another_receiver(make_rig: Callable[..., SourceRig]) -> None:
+    rig = make_rig(Http(listen="127.0.0.1:0"), receivers=2)
+    first = rig.start(0)
+    port = port_of(rig)
+    assert ask(port, "GET", "/channels/a") == Answer(200, 0, {"channel": "a", "offset": 0})
+    assert send(port, "a", 0, records(0, 100)) == Answer(200, 100, {"records": 100, "duplicates": 0})
+    # All of it again, some of it again, and a gap.
+    assert send(port, "a", 0, records(0, 100)) == Answer(200, 100, {"records": 0, "duplicates": 100})
+    assert send(port, "a", 90, records(90, 110)) == Answer(200, 110, {"records": 10, "duplicates": 10})
+    refused = send(port, "a", 111, records(111, 112))
+    assert (refused.status, refused.position) == (409, 110)
+    first.kill()
+    first.wait(60)
+    again = rig.start(0)
+    other = rig.start(1)
+    ports = port_of(rig, after=1), port_of(rig, 1)
+    assert send(ports[1], "a", 100, records(100, 120)) == Answer(200, 120, {"records": 10, "duplicates": 10})
+    # The first one has not seen that yet, and asks before it refuses.
+    assert send(ports[0], "a", 120, records(120, 130)) == Answer(200, 130, {"records": 10, "duplicates": 0})
+    # The second believes that the channel is at 120: the driver log refuses its block.
+    assert send(ports[1], "a", 120, records(120, 135)) == Answer(200, 135, {"records": 5, "duplicates": 10})
+    # The first one believes 130, and stores what the driver log then refuses.
+    assert send(ports[0], "a", 130, records(130, 140)) == Answer(200, 140, {"records": 5, "duplicates": 5})
+    assert ask(ports[1], "GET", "/v1/s0/channels/a").content == {"channel": "a", "offset": 140}
+    assert positions(rig) == {"a": 140}
+    assert_each_once(rig, records(0, 140))
+    stop(again)
+    stop(other)
+
+
+def test_killed_between_storing_and_registering_the_sender_s_retry_counts_once(
+    make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    rig = make_rig(Http(listen="127.0.0.1:0"))
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        port = port_of(rig)
+        assert send(port, "a", 0, records(0, 10)).position == 10
+        proxy.away = True
+        proxy.cut()
+        answers: list[Answer] = []
+
+        def retry() -> None:
+            try:
+                answers.append(send(port, "a", 10, records(10, 20)))
+            except OSError:
+                return
+
+        sender = threading.Thread(target=retry, daemon=True)
+        sender.start()
+        eventually(lambda: rig.stored_frames() == 2, "a stored block that is not registered")
+        process.kill()
+        process.wait(60)
+        sender.join(DEADLINE_SECONDS)
+    assert answers == []
+    second = rig.start()
+    port = port_of(rig, after=1)
+    assert rig.said("1 blocks, 10 records left to the sender")
+    assert ask(port, "GET", "/channels/a").content == {"channel": "a", "offset": 10}
+    assert send(port, "a", 10, records(10, 25)) == Answer(200, 25, {"records": 15, "duplicates": 0})
+    assert_each_once(rig, records(0, 25))
+    stop(second)
