@@ -1,7 +1,7 @@
 """Write the stubs of the modules that find names by entry points: what type checkers know of them.
 
-A stub has the module's own imports, and one for each class that `pyproject.toml` registers. `python -m release.stub`
-writes them, and a test compares.
+A stub has the module's own imports, those of its `_PLACES`, and one for each class that `pyproject.toml` registers.
+`python -m release.stub` writes them, and a test compares.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def stub(module: Path) -> str:
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             places |= {name.name: node.module for name in node.names if re.match("[A-Z].*[a-z]", name.name)}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PLACES":
+            places |= ast.literal_eval(node.value)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for value in project["entry-points"][MODULES[module]].values():
         found, _, name = value.partition(":")

@@ -48,6 +48,7 @@ _COMMANDS = {
     "events": ("events", "events"),
     "logs": ("logs", "logs"),
     "tap": ("records.tap", "tap"),
+    "send": ("records.send", "send"),
     "db": ("driver_log.db", "app"),
     "reference": ("reference", "reference"),
 }

@@ -117,6 +117,20 @@ def test_a_command_that_prints_no_table_loads_neither_rich_nor_pygments() -> Non
     assert done.stdout.splitlines()[1:] == ["['structlog']", "printed by rich"]
 
 
+def test_the_client_needs_the_standard_library_alone() -> None:
+    """Check that a sender on a small host loads no package of others, and of Forebay only a few modules."""
+    loaded = _loaded_by("forebay.client")
+    ours = {"forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store"}
+    roots = {module.partition(".")[0].removeprefix("_") for module in loaded}
+    others = roots - ours - {"_main__"} - {name.removeprefix("_") for name in sys.stdlib_module_names}
+    assert {name for name in others if not name.startswith(("virtualenv", "editable"))} == set()
+    assert roots & {*_HEAVY, "pyarrow", "pydantic", "sqlalchemy"} == set()
+    assert [module for module in loaded if module.partition(".")[0] in ours - {"forebay"}] == [
+        "tracker_store",
+        "tracker_store.long_texts",
+    ]
+
+
 def test_a_broken_package_breaks_no_import_of_all_names(tmp_path: Path) -> None:
     about = tmp_path / "broken-1.dist-info"
     about.mkdir()

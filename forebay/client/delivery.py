@@ -1,0 +1,333 @@
+"""Deliver a spool's records to their channel, each once and in order, with one request in flight.
+
+Decides what an answer means: which records are registered, which are sent again, and which are set aside. Only the
+receiver's position says what is registered: an answer that is lost costs a request, never a record. It must never send
+a record before the spool's state says that it may have been sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Literal
+
+from forebay.client.backoff import Backoff
+from forebay.client.channel_requests import NoAnswerError
+from forebay.client.errors import ChannelMismatchError, RequestRefusedError, SendError
+
+if TYPE_CHECKING:
+    from forebay.client.channel_requests import Answer, ChannelRequests
+    from forebay.client.framing import Framing
+    from forebay.client.spool import Batch, Spool
+
+_log = logging.getLogger("forebay.client")
+
+OnMismatch = Literal["error", "resend", "discard"]
+# A batch that is refused by one of these is divided until the record is found that is refused by itself.
+_REFUSES_RECORDS = frozenset(
+    {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
+_NOT_A_CHANNEL = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
+_WAYS_OUT = (
+    'open the sender with on_mismatch="resend" to send what the spool holds as new records, with "discard" to delete '
+    "what it holds that may have been sent, or take another channel and spool"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Hold what a request has at most, and how long a record waits for others."""
+
+    records: int
+    bytes: int
+    linger: float
+
+
+class Delivery:
+    """Run on a thread until it is stopped or fails. What others read is guarded by the spool's condition."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        requests: ChannelRequests,
+        framing: Framing,
+        limits: BatchLimits,
+        *,
+        syncs: bool,
+        on_mismatch: OnMismatch,
+        max_refused: int,
+    ) -> None:
+        self._spool = spool
+        self._requests = requests
+        self._framing = framing
+        self._limits = limits
+        self._syncs = syncs
+        self._on_mismatch = on_mismatch
+        self._max_refused = max_refused
+        self._backoff = Backoff()
+        self._is_stopped = False
+        self._flushes = 0
+        # The next record to send, and the one behind the last that was sent, perhaps by an earlier process.
+        self._next = spool.first
+        self._sent = spool.first
+        # No earlier process has sent records from here on.
+        self._own_from = spool.end if spool.state.unsent_from is None else spool.state.unsent_from
+        # A part of the records up to here is refused: a request takes half of them.
+        self._divided_until: int | None = None
+        # What a request has at most: now, and as far as the receiver is known to take.
+        self._batch_bytes = self._most_bytes = limits.bytes
+        #: Why it ended; None: it has not.
+        self.failure: SendError | None = None
+        #: Why the last request must be sent again; "": it was answered well.
+        self.last_error = ""
+        self.dead_letters = 0
+
+    def run(self) -> None:
+        """Deliver until it is stopped. What ends it otherwise is `failure`."""
+        try:
+            self._meet_channel()
+            while self._wait_for_records():
+                self._deliver_or_wait()
+        except SendError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  callers get it
+            _log.exception("the sender of %s failed", self._spool.folder)
+            self._fail(SendError(f"{self._spool.folder}: {type(error).__name__}: {error}: open the sender again"))
+        finally:
+            self._requests.close()
+
+    def stop(self) -> None:
+        """Have `run` end soon; a request in flight is aborted."""
+        with self._spool.changed:
+            self._is_stopped = True
+            self._spool.changed.notify_all()
+        self._requests.abort()
+
+    def wait_registered(self, index: int, timeout: float | None) -> bool:
+        """Wait until all records before an index are registered, or it fails. Return whether they are."""
+        with self._spool.changed:
+            self._flushes += 1
+            self._spool.changed.notify_all()
+            try:
+                self._spool.changed.wait_for(
+                    lambda: self._spool.acknowledged >= index or self.failure is not None or self._is_stopped, timeout
+                )
+            finally:
+                self._flushes -= 1
+            return self._spool.acknowledged >= index
+
+    def _fail(self, error: SendError) -> None:
+        with self._spool.changed:
+            if not self._is_stopped:
+                _log.error("%s: %s", self._spool.folder, error)
+            self.failure = error
+            self._spool.changed.notify_all()
+
+    # -- the channel's position ----------------------------------------------------------------------------------------
+
+    def _meet_channel(self) -> None:
+        """Ask where the channel is, and begin there."""
+        while (position := self._position()) is None:
+            if self._is_stopped:
+                return
+        with self._spool.changed:
+            shift = self._shift_at(position)
+            self._spool.bind(shift=shift)
+            self._next = self._spool.state.index_of(position)
+            self._sent = max(self._own_from, self._next)
+            self._spool.acknowledge(self._next)
+
+    def _position(self) -> int | None:
+        """Return the channel's position; None: ask again, it has waited."""
+        try:
+            answer = self._requests.position()
+        except NoAnswerError as error:
+            self._wait_again(str(error))
+            return None
+        if answer.status == HTTPStatus.OK:
+            self._answered_well()
+            return answer.offset
+        if answer.status in _NOT_A_CHANNEL:
+            raise RequestRefusedError(
+                f"the receiver knows no channels at this URL ({answer.status}: {answer.reason}): give the stream's, "
+                "as http://host:8080/v1/STREAM, of an Http source of a version that has channels"
+            )
+        self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
+        return None
+
+    def _shift_at(self, position: int) -> int:
+        """Return the shift with which the spool goes on at a position. Raises ChannelMismatchError."""
+        spool, state = self._spool, self._spool.state
+        if state.shift is None:
+            return position - spool.first
+        first, unsent = state.offset_of(spool.first), state.offset_of(self._own_from)
+        if first <= position <= unsent:
+            return state.shift
+        if position > unsent and spool.first >= self._own_from:
+            # All that it holds is new, and the channel has gone on without it.
+            _log.warning("%s: the channel is at %d, not %d: goes on there", spool.folder, position, unsent)
+            return state.shift + position - unsent
+        if self._on_mismatch == "resend":
+            self._own_from = spool.first
+            return state.shift + position - first
+        if self._on_mismatch == "discard":
+            spool.acknowledge(self._own_from)
+            # `acknowledge` may have changed it.
+            return state.shift + position - unsent
+        if position < first:
+            raise ChannelMismatchError(
+                f"the channel expects the record with offset {position}, and {spool.folder} holds only those from "
+                f"{first} on: the receiver lost records that it had registered (its driver log was restored, or its "
+                f"stream removed), or the token is another sender's: {_WAYS_OUT}"
+            )
+        raise ChannelMismatchError(
+            f"the channel expects the record with offset {position}, and {spool.folder} has sent only those before "
+            f"{unsent}: the spool is an old copy, or another sender uses the channel: {_WAYS_OUT}"
+        )
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def _wait_for_records(self) -> bool:
+        """Wait until there is a batch to send; return False when it is stopped."""
+        spool = self._spool
+        with spool.changed:
+            spool.wake_at = self._next + 1
+            spool.changed.wait_for(lambda: self._is_stopped or spool.end > self._next)
+            if not self._flushes and self._divided_until is None:
+                full = self._next + self._limits.records
+                spool.wake_at = full
+                spool.changed.wait_for(
+                    lambda: self._is_stopped or self._flushes > 0 or spool.end >= full, self._limits.linger
+                )
+            spool.wake_at = None
+            return not self._is_stopped
+
+    def _deliver_or_wait(self) -> None:
+        try:
+            self._deliver()
+        except OSError as error:
+            # Such as a full disk: nothing was forgotten, so the same is done again.
+            self._wait_again(str(error))
+
+    def _deliver(self) -> None:
+        """Send one request, and do what its answer says."""
+        until = self._spool.sync() if self._syncs else self._spool.end
+        batch = self._spool.read(
+            self._next, until=min(until, self._next + self._most_records()), most_bytes=self._batch_bytes
+        )
+        offset = self._spool.state.offset_of(batch.first)
+        is_first = batch.first >= max(self._own_from, self._sent)
+        self._sent = max(self._sent, batch.end)
+        try:
+            answer = self._requests.send(batch.body, offset=offset, content_type=self._framing.content_type)
+        except NoAnswerError as error:
+            if error.was_sent:
+                # It may be too much for its time limit, or for what is in between.
+                self._batch_bytes = max(1, min(self._batch_bytes, len(batch.body)) // 2)
+            self._wait_again(str(error))
+            return
+        if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+            self._registered(batch, offset, answer, is_first=is_first)
+        elif answer.status == HTTPStatus.CONFLICT and answer.offset is not None:
+            self._go_on_from(answer.offset, offset, answer)
+        elif answer.status in _REFUSES_RECORDS:
+            self._refused(batch, offset, answer)
+        else:
+            self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
+
+    def _most_records(self) -> int:
+        if self._divided_until is None:
+            return self._limits.records
+        return max(1, (self._divided_until - self._next) // 2)
+
+    def _registered(self, batch: Batch, offset: int, answer: Answer, *, is_first: bool) -> None:
+        if answer.offset is None:
+            raise RequestRefusedError(
+                f"an answer {answer.status} has no Forebay-Offset: the receiver, or a proxy before it, has no channels "
+                "and may have stored the records: correct the URL"
+            )
+        if answer.offset < offset + batch.count:
+            raise ChannelMismatchError(
+                f"the receiver took {answer.offset - offset} records of a request of {batch.count}, from {offset} on: "
+                "declare the source without `body`, and open the sender with the records that it takes"
+            )
+        if is_first and answer.duplicates:
+            raise ChannelMismatchError(
+                f"{answer.duplicates} records from offset {offset} on were registered before this sender sent them: "
+                "another sender uses the channel, and these records are not registered: give each a channel of its own"
+            )
+        self.dead_letters += answer.dead_letters
+        self._batch_bytes = min(self._most_bytes, self._batch_bytes * 5 // 4 + 1)
+        self._answered_well()
+        self._move_to(answer.offset)
+
+    def _go_on_from(self, position: int, offset: int, answer: Answer) -> None:
+        """Go on where the receiver is."""
+        if position == offset:
+            self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
+            return
+        _log.info("%s: the channel is at %d, not %d: goes on there", self._spool.folder, position, offset)
+        self._move_to(position)
+        if position < offset:
+            # It is not to go round and round.
+            self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
+
+    def _move_to(self, position: int) -> None:
+        """Note that all before a position are registered, and go on there. Raises ChannelMismatchError."""
+        state = self._spool.state
+        first, sent = state.offset_of(self._spool.first), state.offset_of(self._sent)
+        if not first <= position <= sent:
+            raise ChannelMismatchError(
+                f"the channel is at offset {position}, and {self._spool.folder} has sent those from {first} to {sent}: "
+                "another sender uses the channel, or its stream was removed or restored: open the sender again"
+            )
+        self._next = state.index_of(position)
+        if self._divided_until is not None and self._next >= self._divided_until:
+            self._divided_until = None
+        self._spool.acknowledge(self._next)
+
+    def _refused(self, batch: Batch, offset: int, answer: Answer) -> None:
+        """Divide a batch that is refused, until the record is found; set that one aside."""
+        self.last_error = f"{answer.status}: {answer.reason}"
+        if batch.count > 1:
+            self._divided_until = min(self._divided_until or batch.end, batch.end)
+            if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                # It is too large wherever the records are: what follows is sent in parts at once.
+                self._divided_until = None
+                self._batch_bytes = self._most_bytes = max(1, len(batch.body) // 2)
+            return
+        why = self.last_error
+        # An earlier request with the record, whose answer was lost, may have been registered.
+        if (position := self._position()) is None:
+            return
+        if position != offset:
+            self._move_to(position)
+            return
+        if self._spool.refused.count >= self._max_refused:
+            raise RequestRefusedError(
+                f"{self._spool.refused.path} has {self._spool.refused.count} records, the limit `refused` is "
+                f"{self._max_refused}, and one more was refused ({why}): correct the cause, and move the file away"
+            )
+        record = self._framing.record_of(batch.body)
+        self._spool.set_aside(batch.first, answer.status, answer.reason, record)
+        _log.warning("%s: a record was refused and set aside: %s", self._spool.refused.path, why)
+        self._divided_until = None
+        self._answered_well()
+        self._move_to(offset)
+
+    # -- again ---------------------------------------------------------------------------------------------------------
+
+    def _answered_well(self) -> None:
+        self._backoff.reset()
+        self.last_error = ""
+
+    def _wait_again(self, why: str, retry_after: float | None = None) -> None:
+        """Wait before the next request."""
+        seconds = self._backoff.next_seconds(retry_after)
+        deadline = time.monotonic() + seconds
+        with self._spool.changed:
+            self.last_error = why
+            _log.info("%s: %s: sends again in %.1f s", self._spool.folder, why, seconds)
+            self._spool.changed.wait_for(lambda: self._is_stopped, max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,129 @@
+"""Kill senders and their receiver at random moments: each record is registered once, in its channel's order."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from receiver_runtime.receivers.http.declaration import Http
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
+from tests.support.machine.held_ports import held_port
+from tests.support.systems.sending_program import RECORD, RECORD_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_C, _N = RECORD.index(b"%03d"), RECORD.index(b"%08d") + len(b"000") - len(b"%03d")
+_POLL_SECONDS = 0.05
+
+
+class Senders:
+    """Hold processes that send channels, each again and again until it ends by itself."""
+
+    def __init__(self, port: int, spools: Path, channels: int, processes: int, records: int, fsync: str) -> None:
+        shared = {"url": f"http://127.0.0.1:{port}/v1/lines", "spools": str(spools), "records": records, "fsync": fsync}
+        self._arguments = [
+            json.dumps({**shared, "channels": list(range(first, channels, processes))}) for first in range(processes)
+        ]
+        self._processes = [self._start(one) for one in self._arguments]
+
+    @staticmethod
+    def _start(arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "tests.support.systems.sending_program", arguments])
+
+    def kill(self, number: int) -> bool:
+        """Kill a process and start it again. Return whether it was at work."""
+        process = self._processes[number]
+        if process.poll() is not None:
+            return False
+        process.kill()
+        process.wait(60)
+        self._processes[number] = self._start(self._arguments[number])
+        return True
+
+    def are_done(self) -> bool:
+        codes = [process.poll() for process in self._processes]
+        assert all(code in (None, 0) for code in codes), codes
+        return None not in codes
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait(60)
+
+
+def check_each_once_in_order(rig: ReceiverRig, channels: int, records: int) -> None:
+    """Check that the registered blocks have the records of each channel, each once and in order."""
+    expected = [0] * channels
+    store = rig.store
+    for row in rig.execute(
+        'SELECT s.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
+        "JOIN forebay.log_segments s ON s.id = b.segment_id ORDER BY b.receiver_id, b.sequence"
+    ):
+        for batch in store.read_batches(row.path, row.offset, row.length, row.crc32c):
+            column = batch.column(0)
+            lengths = column.value_lengths()
+            assert lengths.to_numpy().tolist() == [RECORD_BYTES] * len(column)
+            text = np.frombuffer(b"".join(column.to_pylist()), np.uint8).reshape(-1, RECORD_BYTES) - ord("0")
+            of = text[:, _C : _C + 3] @ np.array([100, 10, 1])
+            numbers = text[:, _N : _N + 8].astype(np.int64) @ (10 ** np.arange(7, -1, -1))
+            for channel in np.unique(of):
+                found = numbers[of == channel]
+                begin = expected[channel]
+                assert (found == np.arange(begin, begin + len(found))).all(), (channel, begin, found[:10])
+                expected[channel] += len(found)
+    assert expected == [records] * channels
+
+
+def run(
+    database_url: str,
+    folder: Path,
+    *,
+    channels: int,
+    records: int,
+    processes: int,
+    kills: int,
+    every: float,
+    fsync: str,
+) -> ReceiverRig:
+    """Send records through channels while senders and receiver are killed in turn, and check what is registered."""
+    chance = random.Random(channels)
+    with held_port() as port:
+        source = Http(listen=f"127.0.0.1:{port}").model_dump(mode="json")
+        rig = ReceiverRig.make(database_url, folder / "receiver", source, block_interval="20ms")
+        assignment = 1
+        receiver = rig.start(assignment)
+        with closing(rig), closing(Senders(port, folder / "spools", channels, processes, records, fsync)) as senders:
+            killed = 0
+            due = time.monotonic() + every
+            while not senders.are_done():
+                time.sleep(_POLL_SECONDS)
+                if time.monotonic() < due or killed >= kills:
+                    assert receiver.poll() is None, rig.logs()
+                    continue
+                if killed % 2:
+                    receiver.kill()
+                    receiver.wait(60)
+                    assignment += 1
+                    rig.assign(assignment)
+                    receiver = rig.start(assignment)
+                else:
+                    senders.kill(chance.randrange(processes))
+                killed += 1
+                due = time.monotonic() + every * chance.uniform(0.5, 1.5)
+            assert killed >= kills, f"only {killed} kills before all was sent: send more"
+            check_each_once_in_order(rig, channels, records)
+            [(rows,)] = rig.execute("SELECT count(*) FROM forebay.channels")
+            assert rows == channels
+    return rig
+
+
+def test_each_record_of_channels_once_with_kills_on_both_sides(database_url: str, tmp_path: Path) -> None:
+    run(database_url, tmp_path, channels=3, records=40_000, processes=2, kills=4, every=0.7, fsync="interval")
