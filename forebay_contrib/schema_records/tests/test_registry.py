@@ -22,16 +22,16 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from forebay.cli.commands.records.stored_letters import whys
 from forebay_contrib.schema_records.avro import Avro
 from forebay_contrib.schema_records.avro_reader import AvroReader
-from forebay_contrib.schema_records.registry_client import NoSuchSchemaError, RegistryClient
-from forebay_contrib.schema_records.tests.registry_server import RegistryServer, registry_server
 from receiver_runtime.block_path.text_check import RowsWaitError
 from receiver_runtime.block_store.frames.columns import ColumnsError, arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.record_formats.registry_client import NoSuchSchemaError, RegistryClient
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.fields.secret import EnvVar
 from receiver_runtime.sources.records.registry import RecordsError, parse_records
+from tests.support.servers.schema_registry import RegistryServer, registry_server
 from tracker_store.connection.errors import SchemaConflictError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.record_formats.record_reader import Parsed
 
-CLIENT = "forebay_contrib.schema_records.registry_client"
+CLIENT = "receiver_runtime.record_formats.registry_client"
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 
 
@@ -69,7 +69,7 @@ def reader(server: RegistryServer, known: Mapping[str, str] | None = None, **fie
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time that readers and clients have."""
     now = [1000.0]
-    for module in (CLIENT, "forebay_contrib.schema_records.schema_reader"):
+    for module in (CLIENT, "receiver_runtime.record_formats.schema_reader"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 

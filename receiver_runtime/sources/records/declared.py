@@ -62,9 +62,14 @@ class Records(BaseModel):
         """Return whether records bring columns of their own, beside the declared ones, if there are any."""
         return False
 
+    @property
+    def reader_address(self) -> str:
+        """Return which reader this declaration needs, as ``module:Class``."""
+        return self.reader_class
+
     def load_reader(self) -> type:
         """Import the class of its reader, and return it."""
-        module, _, name = self.reader_class.partition(":")
+        module, _, name = self.reader_address.partition(":")
         loaded: type = getattr(importlib.import_module(module), name)
         return loaded
 
