@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pika
 
-from receiver_runtime.receivers.tcp import client_context
+from receiver_runtime.sources.fields.tls_context import client_context
 
 if TYPE_CHECKING:
     from forebay_contrib.amqp.declaration import Amqp

@@ -6,21 +6,28 @@ checked by half.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from forebay_contrib.json_schema.references import joined_documents
 from receiver_runtime.sources.records.shapes import Shape, ShapeError, columns_of, list_of, map_of, one_of, struct_of
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from receiver_runtime.sources.records.shapes import RuleName
 
 # Keywords that say nothing of what fits.
 _ANNOTATIONS = frozenset(
     {"$schema", "$id", "$comment", "$defs", "definitions", "$anchor", "title", "description", "default", "examples"}
     | {"deprecated", "readOnly", "writeOnly"}
+    # Of the serializers of schema registries.
+    | {"javaType"}
 )
+_ANNOTATING = ("connect.", "confluent:")
+_CHOICES = ("anyOf", "oneOf")
 _FORMATS = {"date-time": "timestamp[us, tz=UTC]", "date": "date32[day]"}
 _PATTERNS = {
     "uuid": "^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$",
@@ -49,21 +56,27 @@ _OF_ALL = frozenset({"type", "enum", "const"})
 Schema = Mapping[str, Any]
 
 
-def declared_by_schema(schema: Schema) -> dict[str, Any]:
-    """Return the fields of a declaration of JSON for a schema. Raises ShapeError."""
-    read = _Document(schema)
-    root = read.resolved(schema, "#")
+def declared_by_schema(schema: Schema, references: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+    """Return the fields of a declaration of JSON for a schema, and the schemas that it refers to, by name.
+
+    Raises ShapeError, and ValueError: one of them is no JSON object.
+    """
+    if not isinstance(schema, Mapping):
+        raise ShapeError(f"#: {shortened(repr(schema), 60)} says no type: write a schema with a type")
+    documents = joined_documents(schema, references)
+    read = _Documents(documents)
+    root = read.resolved(documents[""], "#")
     if read.type_of(root, "#") != ("object", False):
         raise ShapeError("#: a record is an object: its type is 'object'")
     members = read.members(root, "#")
     return {**columns_of(members), "closed": read.closed()}
 
 
-class _Document:
-    """Read the schemas of one document."""
+class _Documents:
+    """Read the schemas of some documents, given by name."""
 
-    def __init__(self, document: Schema) -> None:
-        self._document = document
+    def __init__(self, documents: Mapping[str, Schema]) -> None:
+        self._documents = documents
         self._within: list[str] = []
         self._closed: dict[str, bool] = {}
 
@@ -83,7 +96,7 @@ class _Document:
         seen: list[str] = []
         while "$ref" in schema:
             reference = schema["$ref"]
-            if others := sorted(set(schema) - _ANNOTATIONS - {"$ref"}):
+            if others := sorted(_said(schema) - {"$ref"}):
                 raise ShapeError(f"{place}: {others[0]} beside $ref can't be checked: move it to {reference}")
             if reference in seen or reference in self._within:
                 raise ShapeError(f"{place}: {reference} contains itself: a column has an end")
@@ -92,14 +105,15 @@ class _Document:
         return schema
 
     def _found(self, reference: object, place: str) -> Schema:
-        if not isinstance(reference, str) or not re.match("#(/|$)", reference):
+        document, has_place, path = reference.partition("#") if isinstance(reference, str) else ("", "", "")
+        if document not in self._documents or not has_place or path[:1] not in {"", "/"}:
             raise ShapeError(f"{place}: $ref {reference!r} is in no place of this document: write it as '#/$defs/NAME'")
-        found: Any = self._document
-        for part in reference.split("/")[1:]:
+        found: Any = self._documents[document]
+        for part in path.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             found = found.get(key) if isinstance(found, Mapping) else None
         if not isinstance(found, Mapping):
-            raise ShapeError(f"{place}: there is no {reference} in this document: correct it")
+            raise ShapeError(f"{place}: there is no {reference}: correct it")
         return found
 
     def type_of(self, schema: Schema, place: str) -> tuple[str, bool]:
@@ -110,9 +124,9 @@ class _Document:
         if len(others) != 1 or others[0] not in _KEYWORDS:
             known = ", ".join(_KEYWORDS)
             raise ShapeError(f"{place}: type {given!r} is not one type: write one of {known}, or that and 'null'")
-        allowed = _ANNOTATIONS | _OF_ALL | _KEYWORDS[others[0]]
+        allowed = _OF_ALL | _KEYWORDS[others[0]]
         for keyword in schema:
-            if keyword not in allowed:
+            if keyword in _said(schema) - allowed:
                 raise ShapeError(f"{place}: {keyword} can't be checked for {others[0]}: leave it out")
         return others[0], len(others) < len(types)
 
@@ -136,27 +150,31 @@ class _Document:
 
     def shape(self, given: object, place: str) -> Shape:
         """Return the shape of a schema within the document. Raises ShapeError."""
-        if isinstance(given, Mapping) and "anyOf" in given:
-            return self._any_of(given, place)
+        if isinstance(given, Mapping) and (choice := _choice_of(given)):
+            return self._one_or_null(given, choice, place)
         schema = self.resolved(given, place)
         reference = given.get("$ref") if isinstance(given, Mapping) else None
         self._within.append(str(reference))
-        made = self._any_of(schema, place) if "anyOf" in schema else self._shape(schema, place)
+        choice = _choice_of(schema)
+        made = self._one_or_null(schema, choice, place) if choice else self._shape(schema, place)
         self._within.pop()
         return made
 
-    def _any_of(self, schema: Schema, place: str) -> Shape:
+    def _one_or_null(self, schema: Schema, choice: str, place: str) -> Shape:
         """Return the shape of a schema that is one of two, of which one is null. Raises ShapeError."""
-        options = schema["anyOf"]
-        others = [one for one in options if one != {"type": "null"}] if isinstance(options, list) else []
-        if len(others) != 1 or set(schema) - _ANNOTATIONS - {"anyOf"}:
-            raise ShapeError(f"{place}: anyOf can't be checked: write one type, or one and {{'type': 'null'}}")
-        shape = self.shape(others[0], f"{place}/anyOf")
-        return replace(shape, nullable=shape.nullable or len(options) > 1)
+        options = schema[choice]
+        others = [one for one in options if not _is_null(one)] if isinstance(options, list) else []
+        if len(others) != 1 or _said(schema) - {choice}:
+            raise ShapeError(f"{place}: {choice} can't be checked: write one type, or one and {{'type': 'null'}}")
+        shape = self.shape(others[0], f"{place}/{choice}")
+        nulls = len(options) - 1
+        if choice == "oneOf" and nulls + shape.nullable > 1:
+            raise ShapeError(f"{place}: oneOf refuses null, which fits twice: allow it once")
+        return replace(shape, nullable=shape.nullable or nulls > 0)
 
     def _shape(self, schema: Schema, place: str) -> Shape:
         if "type" not in schema and ("enum" in schema or "const" in schema):
-            if others := sorted(set(schema) - _ANNOTATIONS - _OF_ALL):
+            if others := sorted(_said(schema) - _OF_ALL):
                 raise ShapeError(f"{place}: {others[0]} can't be checked without a type: write the type")
             return _allowed(schema, place)
         name, nullable = self.type_of(schema, place)
@@ -183,6 +201,20 @@ class _Document:
                 raise ShapeError(f"{place}: required can't be checked without properties: declare them")
             return map_of(self.shape(others, f"{place}/additionalProperties"), place)
         return struct_of(self.members(schema, place), place)
+
+
+def _said(schema: Schema) -> set[str]:
+    """Return the keywords that say what fits."""
+    return {name for name in schema if name not in _ANNOTATIONS and not name.startswith(_ANNOTATING)}
+
+
+def _choice_of(schema: Schema) -> str:
+    """Return the keyword by which a schema is one of several, or an empty text."""
+    return next((choice for choice in _CHOICES if choice in schema), "")
+
+
+def _is_null(schema: object) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null" and _said(schema) == {"type"}
 
 
 def _allowed(schema: Schema, place: str) -> Shape:

@@ -22,7 +22,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import MQTTException, Properties, VariableByteIntegers  # type: ignore[attr-defined]
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from receiver_runtime.receivers.tcp import client_context
+from receiver_runtime.sources.fields.tls_context import client_context
 
 if TYPE_CHECKING:
     import socket

@@ -31,8 +31,8 @@ from forebay_contrib.nats.held_messages import HeldMessages
 from forebay_contrib.nats.message_request import REQUEST_SECONDS, MessageRequest
 from forebay_contrib.nats.records import Delivered, StreamPlace, batch_of, keys_of, sorted_out
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
-from receiver_runtime.receivers.tcp import client_context
 from receiver_runtime.reporting.source_lag import LOOK_SECONDS
+from receiver_runtime.sources.fields.tls_context import client_context
 from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forebay_contrib.schema_records.cursor_decoder import CursorDecoder
 from forebay_contrib.schema_records.proto_decoder import MessageDecoder
 from forebay_contrib.schema_records.proto_schema import ProtoError, ProtoSchema
 from forebay_contrib.schema_records.protobuf import Protobuf, first_message
-from forebay_contrib.schema_records.schema_reader import SchemaDecoder, SchemaReader
+from receiver_runtime.record_formats.registry_client import RegisteredSchema
+from receiver_runtime.record_formats.schema_reader import SchemaDecoder, SchemaReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from forebay_contrib.schema_records.cursor import Cursor
     from forebay_contrib.schema_records.declared_schema import DeclaredSchema
-    from forebay_contrib.schema_records.registry_client import RegisteredSchema
 
 # Levels of messages within messages.
 _DEEPEST = 32
@@ -30,17 +31,23 @@ class ProtobufReader(SchemaReader):
     def __init__(self, records: DeclaredSchema) -> None:
         assert isinstance(records, Protobuf)
         self._declaration = records
-        super().__init__(records)
+        super().__init__(records, records.registry)
+
+    def make_declared(self) -> SchemaDecoder:
+        """Return the decoder of the schema that is declared."""
+        return self.make_decoder(RegisteredSchema(self.kind, self._declaration.definition, self._declaration.imports))
 
     def make_decoder(self, schema: RegisteredSchema) -> SchemaDecoder:
         """Return the decoder of a .proto file."""
         has_header = self._declaration.registry is not None
-        references = schema.references if has_header else self._declaration.imports
-        return _ProtobufDecoder(ProtoSchema(schema.text, references), self._declaration.message, has_index=has_header)
+        file = ProtoSchema(schema.text, schema.references)
+        return _ProtobufDecoder(file, self._declaration.message, has_index=has_header)
 
 
-class _ProtobufDecoder(SchemaDecoder):
+class _ProtobufDecoder(CursorDecoder):
     """Decode messages of one type. ``has_index``: before each is which message of the file it is."""
+
+    called = "Protobuf"
 
     def __init__(self, schema: ProtoSchema, name: str, *, has_index: bool) -> None:
         message = schema.message(name or first_message(schema))

@@ -49,7 +49,7 @@ def prepare_receiver(
     receiver = make_receiver(source)
     try:
         rows = _rows(receiver, source, records)
-        if records is not None and records.columns_grow:
+        if records is not None and any(part.columns_grow for part in records.parts):
             assert isinstance(rows, TypedRows)
             rows.grow(known, register)
         columns = columns_of(rows.schema)

@@ -103,6 +103,12 @@ class KafkaTopic:
             self._produce(value, key=b"k", partition=partition)
         assert self._producer.flush(60) == 0
 
+    def send_pairs(self, pairs: Sequence[tuple[bytes | None, bytes | None]], *, partition: int) -> None:
+        """Send these keys and values; return when all are acknowledged."""
+        for key, value in pairs:
+            self._produce(value, key=key, partition=partition)
+        assert self._producer.flush(60) == 0
+
     def _produce(self, value: bytes | None, **more: Any) -> None:  # noqa: ANN401  as `produce` takes it
         while True:
             try:

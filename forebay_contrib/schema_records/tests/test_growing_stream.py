@@ -14,9 +14,9 @@ from forebay import Stream
 from forebay.records import Avro, Registry
 from forebay.sources import Http
 from forebay.testing.receiver_processes import eventually
-from forebay_contrib.schema_records.tests.applied_stream import applied, post, url_of
-from forebay_contrib.schema_records.tests.registry_server import registry_server
 from orchestration.spark.reading.batch_reader import columns_of_stream
+from tests.integration.receiver_runtime.applied_stream import applied, post, url_of
+from tests.support.servers.schema_registry import registry_server
 
 if TYPE_CHECKING:
     from pathlib import Path

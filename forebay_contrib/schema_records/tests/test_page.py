@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 
 from forebay import Stream
-from forebay_contrib.schema_records.tests.applied_stream import applied, post, url_of
 from receiver_runtime.sources.records.registry import parse_records
+from tests.integration.receiver_runtime.applied_stream import applied, post, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,10 +18,10 @@ from forebay_contrib.schema_records.proto_schema import ProtoError, ProtoSchema
 from forebay_contrib.schema_records.protobuf import Protobuf
 from forebay_contrib.schema_records.protobuf_reader import ProtobufReader
 from forebay_contrib.schema_records.tests.proto_messages import FIELDS, TEXT, Order, Place
-from forebay_contrib.schema_records.tests.registry_server import registry_server
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.records.registry import parse_records
 from tests.support.searches import examples
+from tests.support.servers.schema_registry import registry_server
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,16 +22,16 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from forebay.cli.commands.records.stored_letters import whys
 from forebay_contrib.schema_records.avro import Avro
 from forebay_contrib.schema_records.avro_reader import AvroReader
-from forebay_contrib.schema_records.registry_client import NoSuchSchemaError, RegistryClient
-from forebay_contrib.schema_records.tests.registry_server import RegistryServer, registry_server
 from receiver_runtime.block_path.text_check import RowsWaitError
 from receiver_runtime.block_store.frames.columns import ColumnsError, arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.declaration import Http
+from receiver_runtime.record_formats.registry_client import NoSuchSchemaError, RegistryClient
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.fields.secret import EnvVar
 from receiver_runtime.sources.records.registry import RecordsError, parse_records
+from tests.support.servers.schema_registry import RegistryServer, registry_server
 from tracker_store.connection.errors import SchemaConflictError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.record_formats.record_reader import Parsed
 
-CLIENT = "forebay_contrib.schema_records.registry_client"
+CLIENT = "receiver_runtime.record_formats.registry_client"
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 
 
@@ -69,7 +69,7 @@ def reader(server: RegistryServer, known: Mapping[str, str] | None = None, **fie
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time that readers and clients have."""
     now = [1000.0]
-    for module in (CLIENT, "forebay_contrib.schema_records.schema_reader"):
+    for module in (CLIENT, "receiver_runtime.record_formats.schema_reader"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
@@ -430,3 +430,47 @@ def test_a_login_is_sent_and_not_stored(server: RegistryServer, monkeypatch: pyt
 def test_a_declaration_that_can_not_be_is_refused(declared: Mapping[str, object]) -> None:
     with pytest.raises(RecordsError):
         parse_records(declared)
+
+
+def test_keys_bring_columns_of_their_own_and_wait_for_the_registry_too(server: RegistryServer) -> None:
+    registry = Registry(server.url)
+    registered: list[Columns] = []
+    source = arrow_schema((("key", "binary"), ("value", "binary"), ("offset", "int64")))
+    rows = TypedRows(Avro(registry=registry, key=Avro(registry=registry), keep=["_offset"]), source, "value")
+    rows.grow(lambda: [("_key_id", "int64"), ("item", "string")], registered.append)
+    value = serializer(server, record(item="string"))({"item": "tea"}, CONTEXT)
+    key = serializer(server, record(id="int"))({"id": 7}, CONTEXT)
+    other = serializer(server, record(id="int", shop="string"))({"id": 8, "shop": "Bonn"}, CONTEXT)
+    text = serializer(server, '"string"')("k", CONTEXT)
+
+    def batch(*pairs: tuple[bytes | None, bytes | None]) -> pa.RecordBatch:
+        columns = [pa.array(column, pa.binary()) for column in zip(*pairs, strict=True)]
+        return pa.RecordBatch.from_arrays([*columns, pa.nulls(len(pairs), pa.int64())], schema=source)
+
+    # Before the first schema there is no column, of the record or of its key.
+    assert rows.check(batch((None, None), (None, None))).batch.num_rows == 2
+    assert rows.check(batch((key, None), (None, None))).batch["_key_id"].to_pylist() == [7, None]
+    server.fails = 503
+    assert rows.is_ready(batch((key, None)))
+    for new in (batch((key, value)), batch((other, None))):
+        assert not rows.is_ready(new)
+        with pytest.raises(RowsWaitError, match="503"):
+            rows.check(new)
+    server.fails = 0
+    checked = rows.check(batch((key, value), (other, value), (text, None), (b"no", value)))
+    assert checked.batch.drop_columns("_offset").to_pylist() == [
+        {"item": "tea", "_key_id": 7, "_key_shop": None, "_key_value": None},
+        {"item": "tea", "_key_id": 8, "_key_shop": "Bonn", "_key_value": None},
+        {"item": None, "_key_id": None, "_key_shop": None, "_key_value": "k"},
+    ]
+    assert [letter.why for letter in checked.letters] == [
+        "key: it has no header of a schema registry, which is a 0 and four bytes"
+    ]
+    assert [[name for name, _ in columns] for columns in registered] == [
+        ["_key_id", "_offset"],
+        ["item", "_key_id", "_offset"],
+        ["item", "_key_id", "_key_shop", "_offset"],
+        ["item", "_key_id", "_key_shop", "_key_value", "_offset"],
+    ]
+    assert dict(registered[-1])["_key_id"] == "int64"
+    assert rows.schema.names == ["item", "_key_id", "_key_shop", "_key_value", "_offset"]

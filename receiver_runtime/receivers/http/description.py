@@ -122,7 +122,7 @@ def describe(source: Http, stream: str, routes: Sequence[Route], records: Record
     """Return the document. ``stream`` is empty where the stream's name is not known; ``records`` are a typed one's."""
     paths: Json = {}
     schemas = dict(_SCHEMAS)
-    if records is not None and records.is_json:
+    if records is not None and records.is_json and not records.columns_grow:
         schemas["Record"] = record_schema(records)
     for route in routes:
         schemas |= route.described.schemas

@@ -26,9 +26,10 @@ from receiver_runtime.receivers.http.connections.accepting import Acceptor
 from receiver_runtime.receivers.http.connections.buffering import BufferedHandOver
 from receiver_runtime.receivers.http.connections.connections import ConnectionLimits, limited_protocol
 from receiver_runtime.receivers.http.intake import Intake
-from receiver_runtime.receivers.tcp import listening_socket, server_context
+from receiver_runtime.receivers.tcp import listening_socket
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
+from receiver_runtime.sources.fields.tls_context import server_context
 
 if TYPE_CHECKING:
     import socket

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from receiver_runtime.block_path.generator_state import GeneratorStateError
-from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, client_context, keep_alive, shut_down
+from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, shut_down
 from receiver_runtime.reporting.driver_log import GivenUpError
+from receiver_runtime.sources.fields.tls_context import client_context
 from receiver_runtime.supervisor.reading_loop import ReadingLoopClosedError
 
 if TYPE_CHECKING:

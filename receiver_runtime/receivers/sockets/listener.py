@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Protocol
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
 from receiver_runtime.receivers.sockets.gathered_records import GatheredRecords
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
-from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, listening_socket, server_context
+from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, listening_socket
 from receiver_runtime.sources.fields.tcp import address_of, most_per_peer
+from receiver_runtime.sources.fields.tls_context import server_context
 from receiver_runtime.watching.clock import Clock
 
 if TYPE_CHECKING:

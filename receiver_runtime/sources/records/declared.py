@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import importlib
 import re
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from receiver_runtime.sources import plugins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+#: A package registers its kinds of records in this entry point group: ``KIND = "package.module:Class"``.
+GROUP = "forebay.records"
 #: A column beside the parsed ones: the record as it came, and under ``_NAME`` each other column of the source.
 RAW = "_raw"
+#: The source's column that holds the key of each record, and what stands before the name of each column that is parsed
+#: of it.
+KEY, KEY_PREFIX = "key", "_key_"
 # Types in one another that blocks can have; a map is two of them.
 _DEEPEST = 60
 _NESTING = re.compile(r"map<|<|>|[^<>,]+: ")
@@ -30,6 +46,8 @@ class Records(BaseModel):
         required: the names of columns that no record may lack.
         keep: the names of the source's other columns that are kept; None: all.
         raw: keep each record as it came, in the column ``_raw``.
+        key: what the key of each record is, of a source that has a column ``key``: the columns of another declaration,
+            each with ``_key_`` before its name. None: the key is kept as it came.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +62,33 @@ class Records(BaseModel):
     required: tuple[str, ...] = ()
     keep: tuple[str, ...] | None = None
     raw: bool = False
+    key: SerializeAsAny[Records] | None = None
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _read_key(cls, key: object) -> object:
+        """Read a stored declaration of any kind. Raises ValueError."""
+        if not isinstance(key, Mapping):
+            return key
+        try:
+            return plugins.load(GROUP, str(key.get("kind")), Records).model_validate(dict(key))
+        except plugins.PluginError as error:
+            raise ValueError(str(error)) from error
+
+    @field_validator("key")
+    @classmethod
+    def _check_key(cls, key: Records | None) -> Records | None:
+        if key is not None and (key.raw or key.keep is not None or key.key is not None):
+            raise ValueError("raw, keep and key are of the records, not of their keys: write them beside key")
+        return key
+
+    @model_serializer(mode="wrap")
+    def _without_absent_key(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a key that is not declared: a host of the version before this field knows none."""
+        stored: dict[str, Any] = serialize(self)
+        if self.key is None:
+            stored.pop("key", None)
+        return stored
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -62,14 +107,31 @@ class Records(BaseModel):
         """Return whether records bring columns of their own, beside the declared ones, if there are any."""
         return False
 
+    @property
+    def parts(self) -> tuple[Records, ...]:
+        """Return what is parsed of a record: itself, and its key if that is declared."""
+        return (self,) if self.key is None else (self, self.key)
+
+    @property
+    def reader_address(self) -> str:
+        """Return which reader this declaration needs, as ``module:Class``."""
+        return self.reader_class
+
     def load_reader(self) -> type:
         """Import the class of its reader, and return it."""
-        module, _, name = self.reader_class.partition(":")
+        module, _, name = self.reader_address.partition(":")
         loaded: type = getattr(importlib.import_module(module), name)
         return loaded
 
+    def with_columns(self, columns: Iterable[tuple[str, str]], key_columns: Iterable[tuple[str, str]] = ()) -> Self:
+        """Return the same declaration of other columns, and of other ones of the key."""
+        key = None if self.key is None else self.key.model_copy(update={"columns": tuple(key_columns)})
+        return self.model_copy(update={"columns": tuple(columns), "key": key})
+
     def block_columns(self, source: Iterable[tuple[str, str]], record: str) -> tuple[tuple[str, str], ...]:
-        """Return the columns of blocks: what is parsed, the record as it came if it is kept, and the source's others.
+        """Return the columns of blocks: what is parsed, of the record and of its key, and the source's columns.
+
+        The record as it came is one of these only if it is kept.
 
         Args:
             source: the columns of the source; none if only the receiver's class knows them.
@@ -77,19 +139,23 @@ class Records(BaseModel):
 
         Raises:
             ValueError: a parsed column has the name of another one, one that is to be kept is none, or none of the
-                source's is the record.
+                source's is the record, or the key that is declared.
         """
         kinds = dict(source)
         if not kinds:
             return self.columns
         if record not in kinds:
             raise ValueError("no column is the record: name one as record_column in the class of the receiver")
+        if self.key is not None and KEY not in kinds:
+            raise ValueError(f"key: this source has no column {KEY!r}, it has {', '.join(kinds)}: leave key out")
         beside = self.beside(kinds, record)
+        of_key = () if self.key is None else tuple((KEY_PREFIX + name, kind) for name, kind in self.key.columns)
         taken = {name.lower() for name, _ in self.columns}
-        for name in beside.values():
+        for name in (*(name for name, _ in of_key), *beside.values()):
             if name.lower() in taken:
                 raise ValueError(f"the column {name!r} is there for each record of this source: rename yours")
-        return (*self.columns, *((name, kinds[of]) for of, name in beside.items()))
+            taken.add(name.lower())
+        return (*self.columns, *of_key, *((name, kinds[of]) for of, name in beside.items()))
 
     def beside(self, source: Iterable[str], record: str) -> Mapping[str, str]:
         """Return the columns of a source that blocks have beside the parsed ones, each with its name there.

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from receiver_runtime.sources import plugins
-from receiver_runtime.sources.records.declared import Records
+from receiver_runtime.sources.records.declared import GROUP, Records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-#: A package registers its kinds of records in this entry point group: ``KIND = "package.module:Class"``.
-GROUP = "forebay.records"
 
 
 class RecordsError(ValueError):

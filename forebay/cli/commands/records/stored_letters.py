@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import typer
 
@@ -11,12 +12,16 @@ from forebay.cli.instance.database import driver_log
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_path.text_check import RowsWaitError
+from receiver_runtime.block_store.frames.columns import arrow_schema, union
 from receiver_runtime.block_store.frames.encryption import BlockKeys
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.reading import letters_of
-from receiver_runtime.record_formats.record_reader import RecordReader
+from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
+from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.records.registry import RecordsError, parse_records
+from receiver_runtime.sources.source import SourceError
+from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.blocks.dead_letters import find_dead_letter, read_dead_letter_row
 from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.host.terminal_text import escaped
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from forebay.cli.terminal.console import Console
+    from receiver_runtime.block_store.frames.columns import Columns
+    from receiver_runtime.sources.records.declared import Records
+    from receiver_runtime.sources.source import Source
     from tracker_store.blocks.dead_letters import DeadLetterRow
 
 APPLICATION = "forebay dead-letters"
@@ -66,21 +74,41 @@ def stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader
     if row.reason not in _PARSED:
         return None
     try:
-        declared = get_receiver(connection, row.receiver_id).records
-        records = None if declared is None else parse_records(declared)
-    except (NoSuchReceiverError, RecordsError):
+        receiver = get_receiver(connection, row.receiver_id)
+        records = None if receiver.records is None else parse_records(receiver.records)
+        source = None if records is None or records.key is None else parse_source(receiver.source)
+    except (NoSuchReceiverError, RecordsError, SourceError):
         return None
     if records is None:
         return None
+    if any(part.columns_grow for part in records.parts):
+        stored = union(*(one.columns for one in schemas_of_stream(connection, receiver.stream_id)))
+    else:
+        stored = ()
+    if source is not None:
+        return _RowReader(records, source, stored)
     reader = records.load_reader()(records)
     assert isinstance(reader, RecordReader)
     if records.columns_grow:
-        stream_id = get_receiver(connection, row.receiver_id).stream_id
-        versions = schemas_of_stream(connection, stream_id)
-        known = {name.lower(): kind for one in versions for name, kind in one.columns}
         # Nothing is registered here: it only says what would fit.
-        reader.grow(lambda: known, lambda _: None)
+        reader.grow(lambda: {name.lower(): kind for name, kind in stored}, lambda _: None)
     return reader
+
+
+class _RowReader(RecordReader):
+    """Read dead letters that are whole rows of their source, because the keys of its records are parsed too."""
+
+    def __init__(self, records: Records, source: Source, stored: Columns) -> None:
+        super().__init__(records)
+        self._rows = TypedRows(records, arrow_schema(source.columns), source.record_column)
+        self._rows.grow(lambda: stored, lambda _: None)
+
+    def read(self, values: pa.BinaryArray) -> Parsed:
+        """Return which letters do not fit, and the others as rows of a block."""
+        checked = self._rows.check(self._rows.rows_of(values.to_pylist()))
+        rows = () if checked.invalid is None else np.flatnonzero(checked.invalid).tolist()
+        faults = [Fault(row, letter.reason, letter.why) for row, letter in zip(rows, checked.letters, strict=True)]
+        return Parsed(checked.batch, faults)
 
 
 def whys(reader: RecordReader, records: Sequence[bytes]) -> list[str | None]:

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forebay import EnvVar, Secret
 from receiver_runtime.receivers.sockets.text_declaration import SocketText
-from receiver_runtime.receivers.tcp import server_context
 from receiver_runtime.sources.fields.secret import SecretError
 from receiver_runtime.sources.fields.tcp import Tls
+from receiver_runtime.sources.fields.tls_context import server_context
 from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 

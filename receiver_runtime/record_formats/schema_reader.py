@@ -11,35 +11,38 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from forebay_contrib.schema_records.cursor import NO_UTF8, Cursor
-from forebay_contrib.schema_records.fitting import fitted, misfits
-from forebay_contrib.schema_records.registry_client import (
+from receiver_runtime.block_path.text_check import RowsWaitError
+from receiver_runtime.block_store.frames.columns import arrow_schema, arrow_type
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
+from receiver_runtime.record_formats.fitting import fitted, misfits
+from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
+from receiver_runtime.record_formats.registry_client import (
     NoSuchSchemaError,
     RegisteredSchema,
     RegistryAwayError,
     RegistryClient,
 )
-from receiver_runtime.block_path.text_check import RowsWaitError, TextCheck
-from receiver_runtime.block_store.frames.columns import arrow_schema, arrow_type
-from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from forebay_contrib.schema_records.cursor import Numbers
-    from forebay_contrib.schema_records.declared_schema import DeclaredSchema
     from receiver_runtime.block_store.frames.columns import Columns
+    from receiver_runtime.sources.fields.schema_registry import Registry
+    from receiver_runtime.sources.records.declared import Records
+
+    Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 # Records that are decoded together: their numbers stay in a processor's cache.
 _PIECE = 16_384
 _HEADER = 5  # bytes
+NO_HEADER = "it has no header of a schema registry, which is a 0 and four bytes"
 # Ids that one read asks the registry for: bytes that only look like a header may have any, and a push that goes on for
 # too long hangs.
 _MOST_ASKS = 50
@@ -52,23 +55,14 @@ class _NotRegisteredError(ValueError):
 
 
 class SchemaDecoder(ABC):
-    """Decode records of one schema. Safe from any thread."""
+    """Decode records of one schema. Safe from any thread. ``schema``: the columns that it gives."""
 
-    def __init__(self, columns: Columns) -> None:
-        self.schema = arrow_schema(columns)
-        self._text = TextCheck(self.schema)
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
 
     @abstractmethod
-    def arrays(self, cursor: Cursor) -> list[pa.Array]:
-        """Read a record from where the cursor stands in each; note those that are none as faults."""
-
-    def decode(self, cursor: Cursor) -> pa.RecordBatch:
-        """Return the records as columns, and anything in place of those that have a fault."""
-        batch = pa.RecordBatch.from_arrays(self.arrays(cursor), schema=self.schema)
-        cursor.finish()
-        if not self._text.is_valid(batch):
-            cursor.fail(self._text.invalid_rows(batch), NO_UTF8)
-        return batch
+    def decode(self, records: pa.BinaryArray, header: int) -> Parsed:
+        """Return records, none of which is null and each of which begins with a header of so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +80,11 @@ class SchemaReader(RecordReader):
     #: As registries name this kind of schema.
     kind = ""
 
-    def __init__(self, records: DeclaredSchema) -> None:
+    def __init__(self, records: Records, registry: Registry | None) -> None:
         super().__init__(records)
         self.schema = arrow_schema(records.columns)
-        self._declared = (
-            None if records.registry is not None else self.make_decoder(RegisteredSchema(self.kind, records.definition))
-        )
-        self._client = None if records.registry is None else RegistryClient(records.registry)
+        self._client = None if registry is None else RegistryClient(registry)
+        self._declared = self.make_declared() if registry is None else None
         # Guards what is below, where it changes; a known id is read without it.
         self._lock = threading.Lock()
         self._known: dict[int, _Known] = {}
@@ -103,6 +95,10 @@ class SchemaReader(RecordReader):
     @abstractmethod
     def make_decoder(self, schema: RegisteredSchema) -> SchemaDecoder:
         """Return the decoder of a schema. Raises ValueError: it is none, or no columns can hold it."""
+
+    def make_declared(self) -> SchemaDecoder:
+        """Return the decoder of records without a registry. Raises ValueError."""
+        raise NotImplementedError
 
     # -- the receiver's side -----------------------------------------------------------------------------------------
 
@@ -158,22 +154,17 @@ class SchemaReader(RecordReader):
         return Parsed(pa.RecordBatch.from_arrays(columns, schema=parsed.batch.schema), faults)
 
     def _decode(self, values: pa.BinaryArray, permits: Iterator[int]) -> Parsed:
-        cursor = Cursor.of(values)
-        unfit: dict[int, str] = {}
+        faults: dict[int, Fault] = {}
         found: list[tuple[pa.RecordBatch, Numbers]] = []
-        for decoder, which in self._groups(cursor, unfit, permits):
-            some = cursor if len(which) == len(cursor) else cursor.only(which)
-            batch = decoder.decode(some)
-            if some.failed.any():
-                batch = batch.filter(pa.array(~some.failed))
-            found.append((batch, some.rows[~some.failed]))
+        header = 0 if self._declared is not None else _HEADER
+        for decoder, rows in self._groups(values, faults, permits):
+            parsed = decoder.decode(values if len(rows) == len(values) else values.take(pa.array(rows)), header)
+            for fault in parsed.faults:
+                faults[int(rows[fault.row])] = replace(fault, row=int(rows[fault.row]))
+            found.append((parsed.batch, np.delete(rows, [fault.row for fault in parsed.faults])))
         # Once all groups are known: each may have had new columns.
         schema = self.schema
-        faults = {
-            row: (DeadLetterReason.UNPARSABLE, f"no {self.kind.title()}: {why}") for row, why in cursor.faults.items()
-        }
-        faults |= {row: (DeadLetterReason.DOES_NOT_FIT, why) for row, why in unfit.items()}
-        listed = [Fault(row, *faults[row]) for row in sorted(faults)]
+        listed = [faults[row] for row in sorted(faults)]
         if len(found) == 1:
             return Parsed(fitted(found[0][0], schema), listed)
         if not found:
@@ -184,18 +175,17 @@ class SchemaReader(RecordReader):
         return Parsed(whole.take(pa.array(np.argsort(np.concatenate([rows for _, rows in found])))), listed)
 
     def _groups(
-        self, cursor: Cursor, unfit: dict[int, str], permits: Iterator[int]
+        self, values: pa.BinaryArray, faults: dict[int, Fault], permits: Iterator[int]
     ) -> Iterator[tuple[SchemaDecoder, Numbers]]:
-        """Yield the schemas with the records that each has, behind their headers."""
+        """Yield the schemas with the rows of the records that each has. Note the faults of the others."""
         if self._declared is not None:
-            yield self._declared, np.arange(len(cursor))
+            yield self._declared, np.arange(len(values))
             return
-        has_header = _has_header(cursor)
-        if not has_header.all():
-            cursor.fail(~has_header, "it has no header of a schema registry, which is a 0 and four bytes")
+        has_header, numbers = _headers(values)
+        for row in np.flatnonzero(~has_header).tolist():
+            faults[row] = Fault(row, DeadLetterReason.UNPARSABLE, NO_HEADER)
         which = np.flatnonzero(has_header)
-        numbers = _numbers(cursor, which)
-        cursor.places[which] += _HEADER
+        numbers = numbers[which]
         distinct = np.unique(numbers).tolist()
         # First all of them: if one must be waited for, nothing was decoded in vain.
         known = [self._now_known(number) or self._ask(number, permits) for number in distinct]
@@ -204,7 +194,8 @@ class SchemaReader(RecordReader):
             if one.decoder is not None:
                 yield one.decoder, rows
             else:
-                unfit |= dict.fromkeys(cursor.rows[rows].tolist(), one.refusal)
+                for row in rows.tolist():
+                    faults[row] = Fault(row, DeadLetterReason.DOES_NOT_FIT, one.refusal)
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
@@ -284,22 +275,26 @@ class SchemaReader(RecordReader):
             self.schema = wider
 
 
-def _has_header(cursor: Cursor) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    found: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    found = (cursor.ends - cursor.places >= _HEADER) & (cursor.data[cursor.places] == 0)
-    return found
+def _headers(values: pa.BinaryArray) -> tuple[Flags, Numbers]:
+    """Return for each record whether it has a header, and the id in it. None of them is null."""
+    _, offsets, data = values.buffers()
+    if not len(values) or data is None:
+        return np.zeros(len(values), np.bool_), np.zeros(len(values), np.int64)
+    bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    text = np.frombuffer(data, np.uint8)
+    long_enough = np.diff(bounds) >= _HEADER
+    # A record that is too short is looked at from the beginning, so that no place is beyond the bytes.
+    places = np.where(long_enough, bounds[:-1], 0) if len(text) >= _HEADER else np.zeros(0, np.int32)
+    numbers = np.zeros(len(values), np.int64)
+    if not len(places):
+        return long_enough, numbers
+    for byte in range(1, _HEADER):
+        numbers = numbers << 8 | text[places + byte]
+    return long_enough & (text[places] == 0), numbers
 
 
 def _ids(values: pa.BinaryArray) -> list[int]:
     """Return the ids in the headers of records, each once."""
-    cursor = Cursor.of(values.drop_null())
-    found: list[int] = np.unique(_numbers(cursor, np.flatnonzero(_has_header(cursor)))).tolist()
-    return found
-
-
-def _numbers(cursor: Cursor, which: Numbers) -> Numbers:
-    """Return the ids in the headers of some records."""
-    found = np.zeros(len(which), np.int64)
-    for byte in range(1, _HEADER):
-        found = found << 8 | cursor.data[cursor.places[which] + byte]
+    has_header, numbers = _headers(values.drop_null())
+    found: list[int] = np.unique(numbers[has_header]).tolist()
     return found

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from receiver_runtime.receivers.tcp import client_context
 from receiver_runtime.sources.fields.secret import SecretError
+from receiver_runtime.sources.fields.tls_context import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +42,8 @@ _END_ID = 2**31
 _NOT_THERE = (40401, 40402, 40403)
 _DENIED = 40301
 _DEEPEST = 32
+# Schemas that one schema may use, each of which is asked for.
+_MOST_REFERENCES = 1000
 
 
 class RegistryAwayError(Exception):
@@ -117,6 +119,8 @@ class RegistryClient:
                 raise self._nonsense("a reference without name, subject and version")
             if one["name"] in found:
                 continue
+            if len(found) >= _MOST_REFERENCES:
+                raise NoSuchSchemaError(f"it uses more than {_MOST_REFERENCES} other schemas")
             subject, version = quote(str(one["subject"]), safe=""), quote(str(one["version"]), safe="")
             # What was deleted is still what a record was written with.
             referred = self._get(f"/subjects/{subject}/versions/{version}?deleted=true")
