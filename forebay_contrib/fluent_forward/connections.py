@@ -1,7 +1,7 @@
 """Accept connections, authenticate their senders, read their messages, and write what they are answered.
 
 Owns the connections of one listener, and the bytes of messages whose end has not come. Backpressure: a connection is
-not read while its messages wait to be handed on, or its answers to be read. It must never store a record.
+not read while its messages wait to be handed on. It must never store a record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ACCEPTS_AT_ONCE = 64
 _EXHAUSTED_PAUSE = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PARSED_AT_ONCE_BYTES = 2**16  # a larger message is parsed beside the loop, which serves others meanwhile
-_MOST_UNREAD_BYTES = 2**16  # of answers that a sender has not read: then it is not read either
+_MOST_UNREAD_BYTES = 2**20  # of acknowledgements that a sender has not read: further ones are left out
 _CLOSE_SECONDS = 2.0  # how long the last answers may take to be written
 _NANOSECONDS = 1000  # in a microsecond
 #: Linger for 0 seconds, which closes with a reset: the sender sees at once that its data is not read.
@@ -91,11 +91,18 @@ class _Connection:
     held_bytes: int = 0
 
     def acknowledge(self, ack: bytes) -> None:
-        """Write an acknowledgement, if the sender is still there."""
+        """Write an acknowledgement, if the sender is still there and has read earlier ones.
+
+        Some senders name chunks and never read. One that reads later sends a chunk without an answer again.
+        """
         self.unanswered -= 1
         if not self.unanswered:
             self.is_answered.set()
-        if self.writer is not None and not self.writer.is_closing():
+        if (
+            self.writer is not None
+            and not self.writer.is_closing()
+            and self.writer.transport.get_write_buffer_size() < _MOST_UNREAD_BYTES
+        ):
             self.writer.write(ack)
 
     def abort(self) -> None:
@@ -348,10 +355,7 @@ class Connections:
                 self._holds_less.notify_all()
 
     async def _wait_for_room(self, connection: _Connection) -> None:
-        """Wait until the sender has read its answers, and until all connections hold less than they may."""
-        assert connection.writer is not None
-        if connection.writer.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
-            await connection.writer.drain()
+        """Wait until all connections together hold less than they may."""
         if not connection.held_bytes or self._held_bytes <= self._source.max_waiting_bytes:
             return
         try:

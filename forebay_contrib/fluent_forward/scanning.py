@@ -6,8 +6,7 @@ to refuse them, never to make room. It must never decode a value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,8 +129,7 @@ class ValueScanner:
         return not need and at <= size
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """Say what the first bytes of a value tell: where its content begins and ends, and how many values it holds.
 
     The content of an array or a map ends where it begins: its values follow.
