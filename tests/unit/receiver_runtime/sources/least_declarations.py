@@ -10,6 +10,7 @@ LEAST: Mapping[str, Mapping[str, Any]] = {
     "amqp": {"host": "b", "queues": ["q"]},
     "custom": {"receiver": "package.module:Class"},
     "file_lines": {"path": "/in", "shared": True},
+    "fluent_forward": {"listen": "0.0.0.0:24224"},
     "followed_files": {"path": "/in", "shared": True},
     "http": {"listen": "0.0.0.0:8080"},
     "kafka": {"bootstrap_servers": "b:9092", "topics": ["t"], "group": "g"},
