@@ -1,5 +1,7 @@
 # Written by `python -m release.stub`.
 from forebay_contrib.amqp.declaration import Amqp as Amqp
+from forebay_contrib.datagrams.declaration import Datagrams as Datagrams
+from forebay_contrib.gelf.declaration import Gelf as Gelf
 from forebay_contrib.mqtt.declaration import Mqtt as Mqtt
 from forebay_contrib.nats.declaration import NatsJetStream as NatsJetStream
 from forebay_contrib.opentelemetry.declaration import OtlpLogs as OtlpLogs
