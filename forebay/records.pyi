@@ -5,6 +5,7 @@ from forebay_contrib.log_lines.declaration import Logfmt as Logfmt
 from forebay_contrib.log_lines.declaration import Regex as Regex
 from forebay_contrib.schema_records.avro import Avro as Avro
 from forebay_contrib.schema_records.protobuf import Protobuf as Protobuf
+from forebay_contrib.statsd.declaration import Statsd as Statsd
 from receiver_runtime.sources.fields.schema_registry import Registry as Registry
 from receiver_runtime.sources.records.declared import Records as Records
 from receiver_runtime.sources.records.json_records import Json as Json

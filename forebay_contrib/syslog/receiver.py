@@ -37,7 +37,7 @@ class SyslogReceiver(RunReceiver):
                 DatagramListener(
                     self,
                     self._source.listen_address,
-                    self._framing.cut_datagrams,
+                    lambda datagrams, senders: [self._framing.cut_datagrams(datagrams, senders)],
                     receive_buffer=self._source.receive_buffer,
                 )
             )

@@ -19,8 +19,9 @@ from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.sources.fields.tcp import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.receivers.framing import Cut
     from receiver_runtime.supervisor.receiver import Receiver
 
@@ -42,23 +43,29 @@ class DatagramListener(ListeningThread):
     """Run one UDP socket, from binding to its end.
 
     Args:
-        cut: makes records of datagrams and their senders' hosts.
+        cut: makes records of datagrams and their senders' hosts, in parts: each part is handed on before the next one
+            is made, so that compressed datagrams are never in memory all at once.
         receive_buffer: size to ask the kernel for, in bytes.
+        give_up: returns what ``cut`` holds and waits for no longer, for framings whose records may have several
+            datagrams. It is called about once a second, when the kernel holds no more datagrams; and at the end, with
+            true, for all that is held.
     """
 
     def __init__(
         self,
         receiver: Receiver,
         listen_address: tuple[str, int],
-        cut: Callable[[Sequence[bytes], Sequence[str]], Cut],
+        cut: Callable[[Sequence[bytes], Sequence[str]], Iterable[Cut]],
         *,
         receive_buffer: int,
+        give_up: Callable[[bool], Sequence[DeadLetter]] | None = None,
     ) -> None:
         where = address_of(*listen_address)
         super().__init__(receiver, name=f"udp {where}", where=f"{where} (UDP)")
         self._address = listen_address
         self._cut = cut
         self._receive_buffer = receive_buffer
+        self._give_up = give_up
         self._dropped = 0
         self._listening: socket.socket | None = None
 
@@ -88,31 +95,44 @@ class DatagramListener(ListeningThread):
             one.register(self._wake_read, select.POLLIN)
         while not self._is_stopping():
             ready = {descriptor for descriptor, _ in both.poll(_LOOK_SECONDS * 1000)}
-            if listening.fileno() in ready and self._read(listening) < _LITTLE_DATAGRAMS:
+            count, is_all = self._read(listening) if listening.fileno() in ready else (0, True)
+            if is_all:
+                # Not while more datagrams wait: they may complete what is held.
+                self._put_aside(at_end=False)
+            if 0 < count < _LITTLE_DATAGRAMS:
                 wake.poll(_PAUSE * 1000)
             self._look_for_drops(listening)
         self._read(listening)
+        self._put_aside(at_end=True)
         self._look_for_drops(listening)
 
-    def _read(self, listening: socket.socket) -> int:
-        """Read what the kernel holds, within the limits, and hand it on. Return how many datagrams that were."""
+    def _read(self, listening: socket.socket) -> tuple[int, bool]:
+        """Read what the kernel holds, within the limits, and hand it on.
+
+        Return how many datagrams that were, and whether the kernel held no more.
+        """
         datagrams: list[bytes] = []
         senders: list[str] = []
         nbytes = 0
+        is_all = True
         with contextlib.suppress(BlockingIOError, InterruptedError):
             while nbytes < _READ_BYTES and len(datagrams) < _READ_DATAGRAMS:
                 datagram, address = listening.recvfrom(_LARGEST_DATAGRAM)
                 datagrams.append(datagram)
                 senders.append(address[0])
                 nbytes += len(datagram)
-        if datagrams:
-            cut = self._cut(datagrams, senders)
+            is_all = False
+        for cut in self._cut(datagrams, senders) if datagrams else ():
             # Dead letters first: they are durable on return, and the records are not.
             if cut.dead_letters:
                 self._receiver.store_dead_letters(cut.dead_letters)
             if cut.records is not None:
                 self._receiver.store_buffered(cut.records)
-        return len(datagrams)
+        return len(datagrams), is_all
+
+    def _put_aside(self, *, at_end: bool) -> None:
+        if self._give_up is not None and (letters := self._give_up(at_end)):
+            self._receiver.store_dead_letters(letters)
 
     def _look_for_drops(self, listening: socket.socket) -> None:
         try:

@@ -5,6 +5,7 @@ This module never reads from a connection, and knows neither a server nor a sour
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED, ParsingLimits
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +24,11 @@ ENCODINGS = "gzip, deflate, br, zstd, snappy, identity"
 _SNAPPY = "snappy"
 _LENGTH_BYTES = 5  # of a snappy block's length, at most
 _DEFLATE = "deflate"
+_LONGEST = 60  # characters of a header in a refusal
+# How bodies begin that name their coding themselves.
+_BEGINNINGS = {"gzip": b"\x1f\x8b\x08", "x-gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd"}
+# The same, and of zlib those that no text has.
+_ENCODED_AGAIN = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|\x78[\x01\x9c\xda]")
 _PIECE_BYTES = 2**18  # how much to decompress before the limit is checked again
 
 
@@ -35,6 +42,9 @@ def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: 
         PushRefusedError: 415 for an encoding that is not known, 400 for bytes that are not of it, 413 beyond the limit.
     """
     name = (encoding or "identity").strip().lower()
+    listed = name.split(",") if "," in name else ()
+    if listed:
+        name = _coding_of(body, name)
     if name in {"identity", ""}:
         return body
     if name == _SNAPPY:
@@ -53,12 +63,42 @@ def decompressed(body: bytes, encoding: str | None, *, most_bytes: int, limits: 
                 )
             limits.grown(len(piece))
             pieces.append(piece)
-        return b"".join(pieces)
+        whole = b"".join(pieces)
     except (pa.ArrowException, OSError, zlib.error) as error:
         raise PushRefusedError(400, f"Content-Encoding: the body is no whole {name}: {error}") from error
     finally:
         # A refusal keeps nothing of what it is about.
         pieces.clear()
+    if listed and _ENCODED_AGAIN.match(whole):
+        raise PushRefusedError(415, f"Content-Encoding: the body is encoded twice ({name} first): send it once")
+    return whole
+
+
+def _coding_of(body: bytes, listed: str) -> str:
+    """Return the coding that a body has of those that a header lists. Raises PushRefusedError: 415, it has none.
+
+    A list means that the body was encoded several times (RFC 9110). But the senders that are known to list codings,
+    Python's GELF clients (``gzip,deflate``), mean that it has one of these.
+    """
+    names = [name.strip() for name in listed.split(",")]
+    found = [name for name in names if _begins_as(body, name)]
+    if len(found) != 1 or len(set(names)) < len(names):
+        raise PushRefusedError(
+            415, f"Content-Encoding: {shortened(listed, _LONGEST)!r}: the body is not one of these alone: send one"
+        )
+    return found[0]
+
+
+def _begins_as(body: bytes, name: str) -> bool:
+    """Return whether a body says by its first bytes that it has this coding."""
+    if name == _DEFLATE:
+        return _is_zlib(body)
+    return name in _BEGINNINGS and body.startswith(_BEGINNINGS[name])
+
+
+def _is_zlib(body: bytes) -> bool:
+    # RFC 1950: the first byte names deflate, and the first two are a multiple of 31.
+    return len(body) > 1 and body[0] & 15 == zlib.DEFLATED and not int.from_bytes(body[:2], "big") % 31
 
 
 def unsnapped(body: bytes, *, most_bytes: int, limits: ParsingLimits = UNLIMITED) -> bytes:
@@ -91,9 +131,7 @@ def _streamed(body: bytes, codec: str) -> Iterator[pa.Buffer]:
 
 def _inflated(body: bytes) -> Iterator[bytes]:
     """Yield the pieces of a deflated body: in zlib's format, as RFC 9110 has it, or without, as some senders do."""
-    # RFC 1950: the first byte names deflate, and the first two are a multiple of 31.
-    is_zlib = len(body) > 1 and body[0] & 15 == zlib.DEFLATED and not int.from_bytes(body[:2], "big") % 31
-    inflater = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
+    inflater = zlib.decompressobj(zlib.MAX_WBITS if _is_zlib(body) else -zlib.MAX_WBITS)
     data = body
     while not inflater.eof:
         piece = inflater.decompress(data, _PIECE_BYTES)

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 LEAST: Mapping[str, Mapping[str, Any]] = {
     "amqp": {"host": "b", "queues": ["q"]},
     "custom": {"receiver": "package.module:Class"},
+    "datagrams": {"listen": "0.0.0.0:8125"},
     "file_lines": {"path": "/in", "shared": True},
     "fluent_forward": {"listen": "0.0.0.0:24224"},
     "followed_files": {"path": "/in", "shared": True},
+    "gelf": {"listen": "0.0.0.0:12201"},
     "http": {"listen": "0.0.0.0:8080"},
     "kafka": {"bootstrap_servers": "b:9092", "topics": ["t"], "group": "g"},
     "mqtt": {"host": "b", "topics": ["t"], "client_id": "c", "group": "g"},

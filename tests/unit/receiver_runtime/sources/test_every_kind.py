@@ -210,8 +210,8 @@ def test_the_command_lists_kinds_columns_guarantees_and_extras() -> None:
     assert answer.exit_code == 0, answer.output
     listed = {found["kind"]: found for found in json.loads(answer.stdout)["sources"] if found["receiver"] is None}
     assert set(listed) == set(KINDS)
-    protocols = ["cloudevents", "elasticsearch", "event_grid", "hub_challenge", "loki", "opentelemetry", "prometheus"]
-    protocols += ["slack", "sns", "splunk_hec"]
+    protocols = ["cloudevents", "elasticsearch", "event_grid", "gelf", "hub_challenge", "loki", "opentelemetry"]
+    protocols += ["prometheus", "slack", "sns", "splunk_hec"]
     assert listed["http"]["choices"] == {"protocols": protocols}
     for kind, source in KINDS.items():
         assert listed[kind]["columns"] == dict(source.columns)

@@ -412,6 +412,17 @@ def test_brotli_is_read_and_a_bomb_of_each_encoding_is_refused() -> None:
         assert raised.value.status == 413
 
 
+def test_of_several_encodings_that_are_listed_the_body_names_one() -> None:
+    """Python's GELF clients list two, and use one."""
+    for body in (gzip.compress(b"x y"), zlib.compress(b"x y")):
+        assert decompressed(body, "gzip,deflate", most_bytes=MOST) == b"x y"
+    twice = zlib.compress(gzip.compress(b"x"))
+    for body, listed in ((b"{}", "gzip, deflate"), (twice, "gzip, deflate"), (gzip.compress(b"x"), "gzip, gzip")):
+        with pytest.raises(PushRefusedError, match="Content-Encoding") as raised:
+            decompressed(body, listed, most_bytes=MOST)
+        assert raised.value.status == 415
+
+
 # -- the declaration -------------------------------------------------------------------------------------------------
 
 
