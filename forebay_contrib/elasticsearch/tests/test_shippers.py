@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conformance.source_rig import make_rig as make_rig  # noqa: PLC0414  a fixture
-from tests.support.commands.made_programs import NoProgramError
 from tests.support.shippers.built import program
-from tests.support.shippers.scenes import (
-    TOKEN,
-    Shipper,
-    Stage,
-    check_lines_arrive,
-    check_nothing_is_lost_by_kills,
-    check_one_that_is_refused_holds_up_no_other,
+from tests.support.shippers.scenes import TOKEN, Shipper, Stage
+from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
+    make_rig,
+    test_a_line_that_is_refused_holds_up_no_other,
+    test_each_line_arrives,
+    test_nothing_is_lost_by_kills,
+    token,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from forebay.testing.source_rig import MakeRig
 
 pytestmark = [pytest.mark.senders, pytest.mark.timeout(1800)]
 
@@ -38,17 +33,17 @@ template(name="document" type="list" option.jsonf="on") {{
   property(outname="message" name="msg" format="jsonf")
 }}
 action(type="omelasticsearch" server="127.0.0.1" serverport="{port}" uid="any" pwd="{token}" bulkmode="on"
-       template="document" searchIndex="web" errorFile="{root}/refused" {options}
+       template="document" searchIndex="web" errorFile="{root}/refused"
        action.resumeRetryCount="-1" action.resumeInterval="1"
        queue.type="LinkedList" queue.size="100000" queue.dequeueBatchSize="500")
 """
 
 
 @contextlib.contextmanager
-def rsyslog(stage: Stage, options: str = "") -> Iterator[None]:
+def rsyslog(stage: Stage) -> Iterator[None]:
     """Run rsyslog with its module omelasticsearch."""
     configuration = stage.root / "rsyslog.conf"
-    text = _RSYSLOG.format(root=stage.root, file=stage.file, port=stage.port, token=TOKEN, options=options)
+    text = _RSYSLOG.format(root=stage.root, file=stage.file, port=stage.port, token=TOKEN)
     configuration.write_text(text, encoding="utf-8")
     with stage.run(program("rsyslogd"), "-n", "-C", "-f", str(configuration), "-i", str(stage.root / "pid")):
         yield
@@ -61,7 +56,7 @@ options {{ keep-hostname(yes); log-msg-size(65536); stats-freq(0); }};
 source app {{ file("{file}" flags(no-parse) follow-freq(0.1) log-iw-size(10000)); }};
 destination web {{
   elasticsearch-http(url("http://127.0.0.1:{port}/_bulk") index("web") type("") user("any") password("{token}")
-                     template("$(format-json message=$MESSAGE)") {options}
+                     template("$(format-json message=$MESSAGE)")
                      workers(2) batch-lines(500) batch-timeout(200) time-reopen(1)
                      disk-buffer(reliable(yes) disk-buf-size(100M) mem-buf-size(10M) dir("{root}")));
 }};
@@ -70,12 +65,19 @@ log {{ source(app); destination(web); flags(flow-control); }};
 
 
 @contextlib.contextmanager
-def syslog_ng(stage: Stage, options: str = "") -> Iterator[None]:
+def syslog_ng(stage: Stage) -> Iterator[None]:
     """Run syslog-ng with its destination elasticsearch-http()."""
     configuration = stage.root / "syslog-ng.conf"
-    include = program("syslog-ng").folder / "usr/share/syslog-ng/include"
-    text = _SYSLOG_NG.format(include=include, root=stage.root, file=stage.file, port=stage.port, token=TOKEN, options=options)
-    configuration.write_text(text, encoding="utf-8")
+    configuration.write_text(
+        _SYSLOG_NG.format(
+            include=program("syslog-ng").folder / "usr/share/syslog-ng/include",
+            root=stage.root,
+            file=stage.file,
+            port=stage.port,
+            token=TOKEN,
+        ),
+        encoding="utf-8",
+    )
     with stage.syslog_ng(configuration):
         yield
 
@@ -100,15 +102,14 @@ _TELEGRAF = """
   manage_template = true
   template_name = "web"
   health_check_interval = "1s"
-  {options}
 """
 
 
 @contextlib.contextmanager
-def telegraf(stage: Stage, options: str = "") -> Iterator[None]:
+def telegraf(stage: Stage) -> Iterator[None]:
     """Run Telegraf with its output elasticsearch."""
     configuration = stage.root / "telegraf.conf"
-    text = _TELEGRAF.format(file=stage.file, port=stage.port, token=TOKEN, options=options)
+    text = _TELEGRAF.format(file=stage.file, port=stage.port, token=TOKEN)
     configuration.write_text(text, encoding="utf-8")
     with stage.run(program("telegraf"), "--config", str(configuration)):
         yield
@@ -134,19 +135,5 @@ SHIPPERS = {
 
 
 @pytest.fixture(params=list(SHIPPERS))
-def shipper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shipper:
-    monkeypatch.setenv("SHIPPERS_TOKEN", TOKEN)
-    found = SHIPPERS[request.param]
-    return found
-
-
-def test_each_line_arrives(shipper: Shipper, tmp_path: Path) -> None:
-    check_lines_arrive(shipper, tmp_path)
-
-
-def test_a_line_that_is_refused_holds_up_no_other(shipper: Shipper, tmp_path: Path) -> None:
-    print(check_one_that_is_refused_holds_up_no_other(shipper, tmp_path))
-
-
-def test_nothing_is_lost_by_kills(shipper: Shipper, make_rig: MakeRig, tmp_path: Path) -> None:
-    print(check_nothing_is_lost_by_kills(shipper, make_rig, tmp_path))
+def shipper(request: pytest.FixtureRequest) -> Shipper:
+    return SHIPPERS[request.param]

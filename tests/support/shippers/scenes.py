@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forebay.testing.receiver_processes import eventually
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from tests.unit.receiver_runtime.receivers.http.http_client import Listening
 
 TOKEN = "no-secret"
+TOKEN_VARIABLE = "FOREBAY_TEST_TOKEN"
 _LINES = 3000
 _LARGE = 40_000  # characters: more than a record may have in the scene that refuses one
 _STEP = 50  # lines, between which a shipper has time to see the file grow
 _STEP_SECONDS = 0.02
+_TIME = 1_760_000_000  # seconds
+_AWKWARD = ['a "quote"', "a \\ backslash", "über 日本 🚲", "{'a': 1} {\"b\": [2]}", "tab\there", "%s %{x} $1 ${y}"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,6 @@ class Stage:
             # Shown with a test that fails.
             print(self.said.read_text(errors="replace")[-6000:])  # noqa: T201
 
-
     def syslog_ng(self, configuration: Path) -> contextlib.AbstractContextManager[None]:
         """Run syslog-ng with a configuration."""
         made = program("syslog-ng")
@@ -102,19 +104,20 @@ class Shipper:
     start: Callable[[Stage], contextlib.AbstractContextManager[None]]
     line_of: Callable[[Mapping[str, Any]], str]
     protocol: str
-    #: Fields of the source, beside those of the scene.
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether it sends any text, and not numbers alone.
+    has_text: bool = True
 
-
-def lines_of_an_app(count: int = _LINES) -> list[str]:
-    """Return lines with what is awkward to write in JSON, in logfmt and in protobuf."""
-    awkward = ['a "quote"', "a \\ backslash", "über 日本 🚲", "{'a': 1} {\"b\": [2]}", "tab\there", "%s %{x} $1 ${y}"]
-    return [f"line {number} {awkward[number % len(awkward)]}" for number in range(count)]
+    def lines(self, count: int = _LINES) -> list[str]:
+        """Return lines with what is awkward to write in JSON, in logfmt and in protobuf; or, of numbers, metrics."""
+        if not self.has_text:
+            # A time of its own for each: a series has one value at a time.
+            return [f"app n={number}i {_TIME + number}000000000" for number in range(count)]
+        return [f"line {number} {_AWKWARD[number % len(_AWKWARD)]}" for number in range(count)]
 
 
 def check_lines_arrive(shipper: Shipper, root: Path) -> None:
     """Check that each line that an app writes arrives once, as it was written."""
-    lines = lines_of_an_app()
+    lines = shipper.lines()
     with _listening(shipper, root) as (made, stage), shipper.start(stage):
         for at in range(0, len(lines), _STEP):
             stage.append(lines[at : at + _STEP])
@@ -124,8 +127,8 @@ def check_lines_arrive(shipper: Shipper, root: Path) -> None:
 
 
 def check_one_that_is_refused_holds_up_no_other(shipper: Shipper, root: Path) -> str:
-    """Check that the neighbours of a line that is too large arrive once, and it is kept; return what the shipper said."""
-    lines = lines_of_an_app(300)
+    """Check that a line that is too large is kept, and the others arrive once; return what the shipper said."""
+    lines = shipper.lines(300)
     large = "x" * _LARGE
     with _listening(shipper, root, max_record_bytes="20 KB") as (made, stage), shipper.start(stage):
         stage.append([*lines[:100], large, *lines[100:200]])
@@ -139,14 +142,9 @@ def check_one_that_is_refused_holds_up_no_other(shipper: Shipper, root: Path) ->
     return stage.said.read_text(errors="replace")
 
 
-def check_nothing_is_lost_by_kills(shipper: Shipper, make_rig: MakeRig, root: Path, *, is_awaited: bool = True) -> int:
-    """Kill the receiver twice while lines come, and leave it away for a while; return how many lines came twice.
-
-    Args:
-        is_awaited: whether the shipper keeps what it could not send. False: only what was acknowledged must be there.
-    """
-    del is_awaited
-    lines = lines_of_an_app(4 * _LINES)
+def check_nothing_is_lost_by_kills(shipper: Shipper, make_rig: MakeRig, root: Path) -> int:
+    """Kill the receiver twice while lines come, and leave it away for a while; return how many lines came twice."""
+    lines = shipper.lines(4 * _LINES)
     with held_port() as port:
         rig = make_rig(Http.model_validate({**_fields(shipper), "listen": f"127.0.0.1:{port}"}))
         stage = _stage(root, port)
@@ -182,7 +180,7 @@ def _await(found: Callable[[], Sequence[str]], wanted: Sequence[str], *, seconds
 
 
 def _fields(shipper: Shipper) -> Mapping[str, Any]:
-    return {"protocols": shipper.protocol, "tokens": "env:SHIPPERS_TOKEN", **shipper.fields}
+    return {"protocols": shipper.protocol, "tokens": f"env:{TOKEN_VARIABLE}"}
 
 
 def _stage(root: Path, port: int) -> Stage:

@@ -4,7 +4,6 @@ package main
 import (
 	"log"
 
-	"github.com/open-telemetry/opentelemetry-collector-contrib/exporter/lokiexporter"
 	"github.com/open-telemetry/opentelemetry-collector-contrib/exporter/prometheusremotewriteexporter"
 	"github.com/open-telemetry/opentelemetry-collector-contrib/exporter/splunkhecexporter"
 	"github.com/open-telemetry/opentelemetry-collector-contrib/receiver/filelogreceiver"
@@ -24,7 +23,6 @@ func factories() (otelcol.Factories, error) {
 		return otelcol.Factories{}, err
 	}
 	exporters, err := otelcol.MakeFactoryMap[exporter.Factory](
-		lokiexporter.NewFactory(),
 		prometheusremotewriteexporter.NewFactory(),
 		splunkhecexporter.NewFactory(),
 	)
