@@ -110,15 +110,15 @@ class Shipper:
     def lines(self, count: int = _LINES) -> list[str]:
         """Return lines with what is awkward to write in JSON, in logfmt and in protobuf; or, of numbers, metrics."""
         if not self.has_text:
-            # A time of its own for each: a series has one value at a time.
-            return [f"app n={number}i {_TIME + number}000000000" for number in range(count)]
+            # Each is a series of its own: of several values of one, some senders keep the last.
+            return [f"app,line={number} n={number}i {_TIME + number}000000000" for number in range(count)]
         return [f"line {number} {_AWKWARD[number % len(_AWKWARD)]}" for number in range(count)]
 
 
 def check_lines_arrive(shipper: Shipper, root: Path) -> None:
     """Check that each line that an app writes arrives once, as it was written."""
     lines = shipper.lines()
-    with _listening(shipper, root) as (made, stage), shipper.start(stage):
+    with receiving(shipper.protocol, root) as (made, stage), shipper.start(stage):
         for at in range(0, len(lines), _STEP):
             stage.append(lines[at : at + _STEP])
             time.sleep(_STEP_SECONDS)
@@ -130,7 +130,7 @@ def check_one_that_is_refused_holds_up_no_other(shipper: Shipper, root: Path) ->
     """Check that a line that is too large is kept, and the others arrive once; return what the shipper said."""
     lines = shipper.lines(300)
     large = "x" * _LARGE
-    with _listening(shipper, root, max_record_bytes="20 KB") as (made, stage), shipper.start(stage):
+    with receiving(shipper.protocol, root, max_record_bytes="20 KB") as (made, stage), shipper.start(stage):
         stage.append([*lines[:100], large, *lines[100:200]])
         _await(lambda: lines_in(shipper, made.rows()), lines[:200])
         stage.append(lines[200:])
@@ -146,8 +146,8 @@ def check_nothing_is_lost_by_kills(shipper: Shipper, make_rig: MakeRig, root: Pa
     """Kill the receiver twice while lines come, and leave it away for a while; return how many lines came twice."""
     lines = shipper.lines(4 * _LINES)
     with held_port() as port:
-        rig = make_rig(Http.model_validate({**_fields(shipper), "listen": f"127.0.0.1:{port}"}))
-        stage = _stage(root, port)
+        rig = make_rig(Http.model_validate({**fields_of(shipper.protocol), "listen": f"127.0.0.1:{port}"}))
+        stage = stage_at(root, port)
         process = rig.start()
         eventually(lambda: rig.said("listening on"), "the receiver to listen")
         with shipper.start(stage):
@@ -179,11 +179,13 @@ def _await(found: Callable[[], Sequence[str]], wanted: Sequence[str], *, seconds
         time.sleep(0.2)
 
 
-def _fields(shipper: Shipper) -> Mapping[str, Any]:
-    return {"protocols": shipper.protocol, "tokens": f"env:{TOKEN_VARIABLE}"}
+def fields_of(protocol: str) -> Mapping[str, Any]:
+    """Return the fields of a source for shippers of a protocol."""
+    return {"protocols": protocol, "tokens": f"env:{TOKEN_VARIABLE}"}
 
 
-def _stage(root: Path, port: int) -> Stage:
+def stage_at(root: Path, port: int) -> Stage:
+    """Make the stage of a shipper to a receiver at a port."""
     folder = root / "shipper"
     folder.mkdir()
     stage = Stage(folder, port)
@@ -192,6 +194,7 @@ def _stage(root: Path, port: int) -> Stage:
 
 
 @contextlib.contextmanager
-def _listening(shipper: Shipper, root: Path, **fields: Any) -> Iterator[tuple[Listening, Stage]]:  # noqa: ANN401  of the source
-    with listening(root / "receiver", **{**_fields(shipper), **fields}) as made:
-        yield made, _stage(root, made.port)
+def receiving(protocol: str, root: Path, **fields: Any) -> Iterator[tuple[Listening, Stage]]:  # noqa: ANN401  of the source
+    """Run a receiver, and make a shipper's stage."""
+    with listening(root / "receiver", **{**fields_of(protocol), **fields}) as made:
+        yield made, stage_at(root, made.port)
