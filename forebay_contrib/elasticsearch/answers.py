@@ -38,10 +38,11 @@ _KINDS: Mapping[int, str] = {
 
 
 class Item(NamedTuple):
-    """Hold an item of a bulk request's answer, and the place of its row; None: it is refused."""
+    """Hold an item of a bulk request's answer, and the place of its row; None: it has none."""
 
     content: bytes
     row: int | None
+    is_refused: bool = False
 
 
 def stored(operation: str, index: str, identity: str | None) -> bytes:
@@ -49,8 +50,17 @@ def stored(operation: str, index: str, identity: str | None) -> bytes:
     return _dumps({operation: {**_named(index, identity), "result": "created", **_DONE}})
 
 
+def set_aside(operation: str, index: str, identity: str | None) -> bytes:
+    """Return the item of a document that is kept as a dead letter.
+
+    Elasticsearch answers so when its failure store has taken a document: as a success, because many senders take an
+    item with an error for a reason to send the whole request again, and would do so for ever.
+    """
+    return _with_failure_store(stored(operation, index, identity))
+
+
 def unstored(operation: str, index: str, identity: str | None, kind: str, why: str) -> bytes:
-    """Return the item of a document that is not a row. Shippers send none of these again."""
+    """Return the item of a document that is not kept."""
     error = {"type": kind, "reason": shortened(why, _LONGEST_WHY)}
     return _dumps({operation: {**_named(index, identity), "status": 400, "error": error}})
 
@@ -80,18 +90,27 @@ def bulk_answer(items: Sequence[Item], answered: Answered, *, repeated: int = 1)
     if repeated > 1 and misfits:
         items = [items[0]._replace(row=row) for row in range(repeated)]
         repeated = 1
+    # Where no row fits, those over the sender's budget are not kept.
+    are_refused = bool(misfits) and not answered.records and not answered.duplicates
     contents = [
-        one.content if one.row is None or one.row not in misfits else _misfit(one, misfits[one.row]) for one in items
+        one.content if one.row is None or one.row not in misfits else _misfit(one, misfits[one.row], are_refused)
+        for one in items
     ]
-    errors = b"true" if misfits or any(one.row is None for one in items) else b"false"
+    errors = b"true" if are_refused or any(one.is_refused for one in items) else b"false"
     content = b'{"took":1,"errors":%b,"items":[%b]}' % (errors, b",".join(contents * repeated))
     return Reply(HTTPStatus.OK, _JSON, content, [_PRODUCT])
 
 
-def _misfit(item: Item, why: str) -> bytes:
+def _misfit(item: Item, why: str, is_refused: bool) -> bytes:
+    if not is_refused:
+        return _with_failure_store(item.content)
     [(operation, found)] = json.loads(item.content).items()
     why = f"it does not fit the stream's columns: {why}"
     return unstored(operation, found["_index"], found.get("_id"), "document_parsing_exception", why)
+
+
+def _with_failure_store(item: bytes) -> bytes:
+    return item.removesuffix(b"}}") + b',"failure_store":"used"}}'
 
 
 def answer_refused(headers: Headers, refused: Refused) -> Reply:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from forebay_contrib.elasticsearch.answers import Item, bulk_answer, stored, unstored
+from forebay_contrib.elasticsearch.answers import Item, bulk_answer, set_aside, stored, unstored
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, RejectedRecord
 from receiver_runtime.receivers.http.requests.records import fault_of, lines_column
@@ -139,9 +139,15 @@ class _Request:
             self.ids.append(action.id)
         self.items.append(self.item(stored(action.operation, action.index, action.id), row))
 
-    def refuse(self, action: _Action, kind: str, why: str) -> None:
-        """Answer an action whose document is not stored."""
-        self.items.append(self.item(unstored(action.operation, action.index, action.id, kind, why), None))
+    def reject(self, action: _Action, letter: RejectedRecord) -> None:
+        """Make a dead letter of a document."""
+        self.rejected.append(letter)
+        self.items.append(self.item(set_aside(action.operation, action.index, action.id), None))
+
+    def refuse(self, action: _Action, why: str) -> None:
+        """Answer an action that does not store a document."""
+        content = unstored(action.operation, action.index, action.id, "illegal_argument_exception", why)
+        self.items.append(self.item(content, None)._replace(is_refused=True))
 
     def item(self, content: bytes, row: int | None, *, times: int = 1) -> Item:
         """Return an item that the answer has ``times`` times: each repeats its index, which may be sent once for all.
@@ -238,20 +244,19 @@ def _line_by_line(request: _Request, body: bytes, limits: ParsingLimits) -> None
             continue
         action = request.action(line, number)
         if action.operation == "delete":
-            request.refuse(action, "illegal_argument_exception", "a stream deletes nothing: leave delete out")
+            request.refuse(action, "a stream deletes nothing: leave delete out")
             continue
         _, document = next(lines, (number, b""))
         document = document.strip()
         if not document:
             raise _malformed(number, "no document follows it: send one in the next line")
         if action.operation == "update":
-            request.refuse(action, "illegal_argument_exception", "a stream updates nothing: send index or create")
+            request.refuse(action, "a stream updates nothing: send index or create")
         elif (fault := _fault(document, request.most_bytes, limits)) is None:
             request.take(action, document, request.rows.add_shared(action.attributes))
         else:
             reason, why = fault
-            request.rejected.append(RejectedRecord(document, reason, f"line {number + 1}: {why}"))
-            request.refuse(action, "document_parsing_exception", f"{why}; it is kept as a dead letter")
+            request.reject(action, RejectedRecord(document, reason, f"line {number + 1}: {why}"))
     if not request.items:
         raise PushRefusedError(400, "body: it has no action: send at least one, and its document in the next line")
 

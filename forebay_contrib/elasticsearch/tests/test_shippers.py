@@ -1,0 +1,139 @@
+"""Send by real shippers: rsyslog's, syslog-ng's and Telegraf's outputs of Elasticsearch. ``make senders``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.shippers.built import program
+from tests.support.shippers.scenes import TOKEN, Shipper, Stage
+from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
+    make_rig,
+    test_a_line_that_is_refused_holds_up_no_other,
+    test_each_line_arrives,
+    test_nothing_is_lost_by_kills,
+    token,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+pytestmark = [pytest.mark.senders, pytest.mark.timeout(1800)]
+
+_RSYSLOG = """
+global(maxMessageSize="64k" workDirectory="{root}")
+module(load="imfile")
+module(load="omelasticsearch")
+input(type="imfile" File="{file}" Tag="app" reopenOnTruncate="on")
+template(name="document" type="list" option.jsonf="on") {{
+  property(outname="@timestamp" name="timereported" dateFormat="rfc3339" format="jsonf")
+  property(outname="message" name="msg" format="jsonf")
+}}
+action(type="omelasticsearch" server="127.0.0.1" serverport="{port}" uid="any" pwd="{token}" bulkmode="on"
+       template="document" searchIndex="web" errorFile="{root}/refused"
+       action.resumeRetryCount="-1" action.resumeInterval="1"
+       queue.type="LinkedList" queue.size="100000" queue.dequeueBatchSize="500")
+"""
+
+
+@contextlib.contextmanager
+def rsyslog(stage: Stage) -> Iterator[None]:
+    """Run rsyslog with its module omelasticsearch."""
+    configuration = stage.root / "rsyslog.conf"
+    text = _RSYSLOG.format(root=stage.root, file=stage.file, port=stage.port, token=TOKEN)
+    configuration.write_text(text, encoding="utf-8")
+    with stage.run(program("rsyslogd"), "-n", "-C", "-f", str(configuration), "-i", str(stage.root / "pid")):
+        yield
+
+
+_SYSLOG_NG = """
+@version: 3.38
+@include "{include}/scl/elasticsearch/*.conf"
+options {{ keep-hostname(yes); log-msg-size(65536); stats-freq(0); }};
+source app {{ file("{file}" flags(no-parse) follow-freq(0.1) log-iw-size(10000)); }};
+destination web {{
+  elasticsearch-http(url("http://127.0.0.1:{port}/_bulk") index("web") type("") user("any") password("{token}")
+                     template("$(format-json message=$MESSAGE)")
+                     workers(2) batch-lines(500) batch-timeout(200) time-reopen(1)
+                     disk-buffer(reliable(yes) disk-buf-size(100M) mem-buf-size(10M) dir("{root}")));
+}};
+log {{ source(app); destination(web); flags(flow-control); }};
+"""
+
+
+@contextlib.contextmanager
+def syslog_ng(stage: Stage) -> Iterator[None]:
+    """Run syslog-ng with its destination elasticsearch-http()."""
+    configuration = stage.root / "syslog-ng.conf"
+    configuration.write_text(
+        _SYSLOG_NG.format(
+            include=program("syslog-ng").folder / "usr/share/syslog-ng/include",
+            root=stage.root,
+            file=stage.file,
+            port=stage.port,
+            token=TOKEN,
+        ),
+        encoding="utf-8",
+    )
+    with stage.syslog_ng(configuration):
+        yield
+
+
+_TELEGRAF = """
+[agent]
+  interval = "200ms"
+  flush_interval = "300ms"
+  metric_batch_size = 500
+  metric_buffer_limit = 100000
+  omit_hostname = true
+[[inputs.tail]]
+  files = ["{file}"]
+  from_beginning = true
+  data_format = "value"
+  data_type = "string"
+[[outputs.elasticsearch]]
+  urls = ["http://127.0.0.1:{port}"]
+  username = "any"
+  password = "{token}"
+  index_name = "web-%Y.%m.%d"
+  manage_template = true
+  template_name = "web"
+  health_check_interval = "1s"
+"""
+
+
+@contextlib.contextmanager
+def telegraf(stage: Stage) -> Iterator[None]:
+    """Run Telegraf with its output elasticsearch."""
+    configuration = stage.root / "telegraf.conf"
+    text = _TELEGRAF.format(file=stage.file, port=stage.port, token=TOKEN)
+    configuration.write_text(text, encoding="utf-8")
+    with stage.run(program("telegraf"), "--config", str(configuration)):
+        yield
+
+
+def value_of_telegraf(row: Mapping[str, Any]) -> str:
+    """Return the line of a metric that Telegraf made of it."""
+    text: str = json.loads(row["body"])["tail"]["value"]
+    return text
+
+
+def message(row: Mapping[str, Any]) -> str:
+    """Return the line of a document."""
+    text: str = json.loads(row["body"])["message"]
+    return text
+
+
+SHIPPERS = {
+    "rsyslog": Shipper(rsyslog, message, "elasticsearch"),
+    "syslog-ng": Shipper(syslog_ng, message, "elasticsearch"),
+    "telegraf": Shipper(telegraf, value_of_telegraf, "elasticsearch"),
+}
+
+
+@pytest.fixture(params=list(SHIPPERS))
+def shipper(request: pytest.FixtureRequest) -> Shipper:
+    return SHIPPERS[request.param]
