@@ -155,7 +155,7 @@ class PieceReader:
                 raise ContentReplacedError
             return None
         file.waits_at = file.size if part.waits else -1
-        file.note_open_record(reading.position if part.is_open else None, self._clock.monotonic())
+        file.note_open_records(part.open_at, self._clock.monotonic())
         if reading.position == at:
             return FilePiece(part if part.batch is not None or part.letters or part.more else None, None)
         begin = max(0, reading.position - _TAIL_BYTES)
