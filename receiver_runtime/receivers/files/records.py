@@ -179,7 +179,7 @@ class LineReader:
         checks_text: a file that is no text is refused as a whole.
         multiline: which lines belong together; None: each is a record.
         joiner: makes records of lines in another way.
-        framing: cuts lines in another way, in each file.
+        framing: cuts lines in another way, whatever mark a file has.
     """
 
     def __init__(
@@ -234,7 +234,11 @@ class LineReader:
         """
         if self._checks_text and reading.judged < SURE_BYTES and reading.position - reading.start < SURE_BYTES:
             self._judge(reading, content, ends=ends)
-        if reading.encoding is None and (hole := self._find_mark(reading, content, ends=ends)) is not None:
+        if (
+            self._own_framing is None
+            and reading.encoding is None
+            and (hole := self._find_mark(reading, content, ends=ends)) is not None
+        ):
             return Part(more=True, hole=hole)
         framing = self._framing(reading.encoding or self._declared)
         return _Cutter(framing, self._max, path, modified_ms, self._joiner).read(
