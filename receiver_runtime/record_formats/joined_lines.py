@@ -6,29 +6,128 @@ at once. So reading on from the beginning of a record makes the same records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
+    from receiver_runtime.block_path.block_handler import DeadLetter
     from receiver_runtime.sources.fields.multiline import Multiline
 
     #: The indexes of lines.
     Indexes = npt.NDArray[np.intp]
+    #: Numbers of bytes or lines, by line.
+    Sizes = npt.NDArray[np.int64]
+
+_VALUE = pa.schema([("value", pa.string())])
+
+
+class Closing(Enum):
+    """Say which records are complete although lines that belong to them may follow."""
+
+    NONE = "none"
+    FIRST = "the one that began first"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Hold the first records of some lines.
+
+    Args:
+        columns: those of the joiner's schema.
+        firsts: the line at which each record begins.
+        behind: how many lines they are made of, with those that are put aside. No later record has one of them.
+        letters: the lines that are put aside.
+        opens: the lines behind them at which records begin that may have more lines.
+        is_limited: more records are complete.
+    """
+
+    columns: Sequence[pa.Array]
+    firsts: Indexes
+    behind: int
+    letters: Sequence[DeadLetter]
+    opens: Indexes
+    is_limited: bool
+
+
+class Joiner(Protocol):
+    """Join lines of a file. Safe from any thread."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns that it makes of lines."""
+        ...
+
+    def take(self, lines: pa.Array, breaks: Indexes, *, most: int, closing: Closing) -> Joined:
+        """Return the first complete records of lines; there must be a line.
+
+        Args:
+            lines: what follows a place at which no record is open.
+            breaks: lines behind one that was put aside: no record goes on there.
+            most: how many records are wanted. More are returned only where their lines are mixed.
+            closing: which records are complete whatever follows.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLimits:
+    """Bound a record of several lines, in lines and in bytes; ``joint`` bytes are between two of its lines."""
+
+    max_lines: int
+    max_bytes: int
+    joint: int = 1
+
+    def firsts(self, firsts: Indexes, nbytes: Sizes, counts: Sizes | None = None) -> Indexes:
+        """Return where records begin, those that are too large cut: each part has as many lines as it may.
+
+        Args:
+            firsts: the lines that begin a record; the first line is one of them.
+            nbytes: of each line.
+            counts: as how many lines each of them counts; None: as one.
+        """
+        ends = np.cumsum(nbytes + self.joint)
+        numbers = np.arange(1, nbytes.size + 1) if counts is None else np.cumsum(counts)
+        begins = np.where(firsts > 0, ends[firsts - 1], 0)
+        befores = np.where(firsts > 0, numbers[firsts - 1], 0)
+        nexts = np.append(firsts[1:], nbytes.size)
+        is_over = (numbers[nexts - 1] - befores > self.max_lines) | (
+            ends[nexts - 1] - begins - self.joint > self.max_bytes
+        )
+        over = np.flatnonzero(is_over & (nexts - firsts > 1))
+        cuts: list[int] = []
+        for first, end in zip(firsts[over].tolist(), nexts[over].tolist(), strict=True):
+            at = first
+            while True:
+                begin, before = (int(ends[at - 1]), int(numbers[at - 1])) if at else (0, 0)
+                fitting = int(np.searchsorted(ends, begin + self.max_bytes + self.joint, side="right"))
+                counted = int(np.searchsorted(numbers, before + self.max_lines, side="right"))
+                at = max(at + 1, min(fitting, counted))
+                if at >= end:
+                    break
+                cuts.append(at)
+        return np.sort(np.concatenate([firsts, np.array(cuts, dtype=np.intp)])) if cuts else firsts
 
 
 class LineJoiner:
-    """Join lines. Safe from any thread.
+    """Join lines that follow each other. Safe from any thread.
 
     Args:
         max_bytes: the most bytes of a record of several lines, in UTF-8.
 
     Raises ValueError: the pattern is not RE2's.
     """
+
+    schema = _VALUE
 
     def __init__(self, multiline: Multiline, max_bytes: int) -> None:
         self._pattern = multiline.pattern
@@ -37,8 +136,12 @@ class LineJoiner:
         except pa.ArrowInvalid as error:
             raise ValueError(f"multiline: {self._pattern!r} is no regular expression of RE2: {error}") from error
         self._names_first = multiline.start is not None
-        self._max_lines = multiline.max_lines
-        self._max_bytes = max_bytes
+        self.limits = RecordLimits(multiline.max_lines, max_bytes)
+
+    def begins(self, lines: pa.StringArray) -> npt.NDArray[np.bool_]:
+        """Return for each line whether it says that it begins a record."""
+        matches: npt.NDArray[np.bool_] = pc.match_substring_regex(lines, self._pattern).to_numpy(zero_copy_only=False)
+        return matches.copy() if self._names_first else ~matches
 
     def firsts(self, lines: pa.StringArray, breaks: Indexes) -> Indexes:
         """Return which lines begin a record. The first one does, whatever it is; there must be one.
@@ -46,31 +149,26 @@ class LineJoiner:
         Args:
             breaks: lines that begin one whatever they are.
         """
-        matches = pc.match_substring_regex(lines, self._pattern).to_numpy(zero_copy_only=False)
-        is_first = matches.copy() if self._names_first else ~matches
+        is_first = self.begins(lines)
         is_first[0] = True
         is_first[breaks] = True
-        firsts = np.flatnonzero(is_first)
-        # Where each line would end in a text of all lines, with a newline between them.
-        ends = np.cumsum(pc.binary_length(lines).to_numpy().astype(np.int64) + 1)
-        nexts = np.append(firsts[1:], len(lines))
-        nbytes = ends[nexts - 1] - np.where(firsts > 0, ends[firsts - 1], 0) - 1
-        over = (nexts - firsts > self._max_lines) | ((nbytes > self._max_bytes) & (nexts - firsts > 1))
-        if not over.any():
-            return firsts
-        more = [self._cuts(int(firsts[index]), int(nexts[index]), ends) for index in np.flatnonzero(over)]
-        return np.sort(np.concatenate([firsts, *more]))
+        return self.limits.firsts(np.flatnonzero(is_first), sizes_of(lines))
 
-    def _cuts(self, first: int, end: int, ends: npt.NDArray[np.int64]) -> Indexes:
-        """Return where a record that is too large is cut: each part has as many lines as it may."""
-        cuts: list[int] = []
-        while True:
-            begin = int(ends[first - 1]) if first else 0
-            fitting = int(np.searchsorted(ends, begin + self._max_bytes + 1, side="right"))
-            first = max(first + 1, min(fitting, first + self._max_lines))
-            if first >= end:
-                return np.array(cuts, dtype=np.intp)
-            cuts.append(first)
+    def take(self, lines: pa.Array, breaks: Indexes, *, most: int, closing: Closing) -> Joined:
+        """See ``Joiner``."""
+        firsts = self.firsts(lines, breaks)
+        kept = firsts if closing is not Closing.NONE else firsts[:-1]
+        is_limited = kept.size > most
+        kept = kept[:most]
+        behind = int(firsts[kept.size]) if kept.size < firsts.size else len(lines)
+        return Joined(
+            [self.join(lines.slice(0, behind), kept)],
+            kept,
+            behind,
+            (),
+            firsts[-1:] if closing is Closing.NONE else firsts[:0],
+            is_limited,
+        )
 
     @staticmethod
     def join(lines: pa.StringArray, firsts: Indexes) -> pa.StringArray:
@@ -79,3 +177,9 @@ class LineJoiner:
             return lines
         offsets = pa.array(np.append(firsts, len(lines)), pa.int32())
         return pc.binary_join(pa.ListArray.from_arrays(offsets, lines), "\n")
+
+
+def sizes_of(texts: pa.Array) -> Sizes:
+    """Return how many bytes each text has."""
+    sizes: Sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
+    return sizes

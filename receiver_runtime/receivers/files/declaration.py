@@ -88,7 +88,51 @@ class _FileSource(Source):
         return not self.shared and _URL.match(self.path) is None
 
 
-class FollowedFiles(_FileSource):
+class FollowedSource(_FileSource):
+    """Declare the fields of the kinds that read files while they grow. ``FollowedFiles`` says what each one is."""
+
+    path_is_pattern: ClassVar[bool] = True
+
+    exclude: tuple[str, ...] = ()
+    start: Literal["earliest", "latest"] = "earliest"
+    max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
+    multiline: MultilineField | None = None
+    complete_after: Annotated[Seconds, Field(gt=0)] | None = None
+    fingerprint_lines: Annotated[int, Field(ge=1, le=100)] = 1
+    poll_interval: Annotated[Seconds, Field(gt=0)] = 1.0
+    forget_after: Annotated[Seconds, Field(gt=0)] = 86_400.0
+
+    @property
+    def text_encoding(self) -> str | None:
+        """Return the encoding in which a file must be text; None: its bytes may be any."""
+        raise NotImplementedError
+
+    @property
+    def join_timeout(self) -> float | None:
+        """Return how long a record may wait for more lines, in seconds; None: none waits."""
+        return None if self.multiline is None else self.multiline.timeout
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        if not path.startswith("/"):
+            raise ValueError(f"{path!r} is no absolute path: begin it with '/', as '/var/log/app/*.log*'")
+        FILE_PATHS.check(path)
+        return path
+
+    @field_validator("exclude")
+    @classmethod
+    def _check_exclude(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
+        FILE_NAMES.check(*exclude)
+        return exclude
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        _check_unfinished("path", PurePosixPath(self.path).name, self.unfinished)
+        return self
+
+
+class FollowedFiles(FollowedSource):
     r"""Reads the lines of files that grow, as ``tail -F`` does, through rotation, truncation and compression.
 
     **Exactly once**: each file's position is in the driver log, and moves in the transaction that registers its lines.
@@ -125,39 +169,16 @@ class FollowedFiles(_FileSource):
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
     record_column: ClassVar[str] = "value"
-    path_is_pattern: ClassVar[bool] = True
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.followed.receiver:FollowedFilesReceiver"
 
     kind: Literal["followed_files"] = "followed_files"
-    exclude: tuple[str, ...] = ()
-    start: Literal["earliest", "latest"] = "earliest"
     encoding: TextEncoding = "utf-8"
     binary_lines: bool = False
-    max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
-    multiline: MultilineField | None = None
-    complete_after: Annotated[Seconds, Field(gt=0)] | None = None
-    fingerprint_lines: Annotated[int, Field(ge=1, le=100)] = 1
-    poll_interval: Annotated[Seconds, Field(gt=0)] = 1.0
-    forget_after: Annotated[Seconds, Field(gt=0)] = 86_400.0
 
-    @field_validator("path")
-    @classmethod
-    def _check_path(cls, path: str) -> str:
-        if not path.startswith("/"):
-            raise ValueError(f"{path!r} is no absolute path: begin it with '/', as '/var/log/app/*.log*'")
-        FILE_PATHS.check(path)
-        return path
-
-    @field_validator("exclude")
-    @classmethod
-    def _check_exclude(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
-        FILE_NAMES.check(*exclude)
-        return exclude
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        _check_unfinished("path", PurePosixPath(self.path).name, self.unfinished)
-        return self
+    @property
+    def text_encoding(self) -> str | None:
+        """See ``FollowedSource``."""
+        return None if self.binary_lines else self.encoding
 
 
 class _ArrivingFiles(_FileSource):

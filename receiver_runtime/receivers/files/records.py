@@ -26,7 +26,7 @@ from receiver_runtime.receivers.files.plain_text import SURE_BYTES, TEXT_BYTES, 
 from receiver_runtime.receivers.framing import LETTER_BYTES, Piece, too_large
 from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.receivers.wide_lines import WideLineFraming
-from receiver_runtime.record_formats.joined_lines import LineJoiner
+from receiver_runtime.record_formats.joined_lines import Closing, LineJoiner
 from receiver_runtime.sources.fields.text_encoding import MARK_BYTES, by_mark, is_one_byte, unit_of
 from receiver_runtime.sources.source import SourceError
 from tracker_store.blocks.blocks import ORIGIN, OffsetLink
@@ -39,12 +39,16 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.content import Content
     from receiver_runtime.receivers.files.declaration import FollowedFiles
     from receiver_runtime.receivers.lines import Positions
+    from receiver_runtime.record_formats.joined_lines import Joiner
     from receiver_runtime.sources.fields.multiline import Multiline
     from tracker_store.blocks.blocks import Position
 
 LINES = schema_of(FileLines.columns)
 WHOLE = schema_of(WholeFiles.columns)
 _TIME = LINES.field("modified_at").type
+_VALUE = pa.schema([LINES.field("value")])
+# The columns of each line besides those that are made of its text.
+_PLACE = [LINES.field("path"), LINES.field("offset"), LINES.field("modified_at")]
 # Bytes of a record besides its text and its path: two 4-byte offsets, its place in the file, a time.
 _ROW_BYTES = 24
 _CHUNK_BYTES = 2**20  # how much of a line that is too large, or of a run of NULs, is read at a time
@@ -156,15 +160,15 @@ class Limits:
 class Part:
     """Hold a piece of a file: its records, the dead letters before them, and whether there is more to read at once.
 
-    ``waits``: the file ends with a line that has no end yet, or with a record that may have more lines (``is_open``).
-    ``hole``: what was passed over, as no text.
+    ``waits``: the file ends with a line that has no end yet, or with records that may have more lines; these begin at
+    ``open_at``. ``hole``: what was passed over, as no text.
     """
 
     batch: pa.RecordBatch | None = None
     letters: Sequence[DeadLetter] = ()
     more: bool = False
     waits: bool = False
-    is_open: bool = False
+    open_at: Sequence[int] = ()
     hole: Hole | None = None
 
 
@@ -174,6 +178,8 @@ class LineReader:
     Args:
         checks_text: a file that is no text is refused as a whole.
         multiline: which lines belong together; None: each is a record.
+        joiner: makes records of lines in another way.
+        framing: cuts lines in another way, whatever mark a file has.
     """
 
     def __init__(
@@ -183,11 +189,14 @@ class LineReader:
         max_record_bytes: int,
         checks_text: bool = False,
         multiline: Multiline | None = None,
+        joiner: Joiner | None = None,
+        framing: LineFraming | None = None,
     ) -> None:
         self._declared = encoding
         self._checks_text = checks_text
         self._max = max_record_bytes
-        self._joiner = None if multiline is None else LineJoiner(multiline, max_record_bytes)
+        self._joiner = joiner if multiline is None else LineJoiner(multiline, max_record_bytes)
+        self._own_framing = framing
         # By encoding: files may have marks that name others than the declared one.
         self._framings: dict[str, LineFraming] = {}
 
@@ -225,7 +234,11 @@ class LineReader:
         """
         if self._checks_text and reading.judged < SURE_BYTES and reading.position - reading.start < SURE_BYTES:
             self._judge(reading, content, ends=ends)
-        if reading.encoding is None and (hole := self._find_mark(reading, content, ends=ends)) is not None:
+        if (
+            self._own_framing is None
+            and reading.encoding is None
+            and (hole := self._find_mark(reading, content, ends=ends)) is not None
+        ):
             return Part(more=True, hole=hole)
         framing = self._framing(reading.encoding or self._declared)
         return _Cutter(framing, self._max, path, modified_ms, self._joiner).read(
@@ -253,6 +266,8 @@ class LineReader:
             reading.judged = TEXT_BYTES if ends else len(head)
 
     def _framing(self, encoding: str) -> LineFraming:
+        if self._own_framing is not None:
+            return self._own_framing
         framing = self._framings.get(encoding)
         if framing is None:
             framing = self._framings[encoding] = (
@@ -272,10 +287,11 @@ class _Cutter:
         max_record_bytes: int,
         path: str,
         modified_ms: int,
-        joiner: LineJoiner | None,
+        joiner: Joiner | None,
     ) -> None:
         self._framing = framing
         self._joiner = joiner
+        self._schema = pa.schema([*(_VALUE if joiner is None else joiner.schema), *_PLACE])
         self._path = path
         self._modified_ms = modified_ms
         self._newline = framing.delimiter
@@ -298,6 +314,9 @@ class _Cutter:
         if not whole and not at_end and most < self._longest:
             text, at_end = self._text(reading, content, self._longest, ends=ends)
             whole = self._framing.last_end(text.data)
+        if whole and self._joiner is not None:
+            # It was written since the joiner looked, which is asked again.
+            return Part(more=True)
         if whole:
             more = not at_end or text.is_cut or (ends and whole < len(text.data))
             return self._lines(reading, text, whole, limits, more=more)
@@ -331,8 +350,14 @@ class _Cutter:
         cut = self._framing.cut([Piece(text.data, is_last=True)] if end else [])
         place = reading.position + text.place(0)
         reading.position += text.place(end)
-        batch = None if cut.records is None else self._batch(cut.records, np.array([place]))
-        return Part(batch, cut.dead_letters, more=more, hole=text.hole(end))
+        batch, letters = None, cut.dead_letters
+        if cut.records is not None and self._joiner is None:
+            batch = self._batch([cut.records], np.array([place]))
+        elif cut.records is not None and self._joiner is not None:
+            joined = self._joiner.take(cut.records, _NONE, most=1, closing=Closing.ALL)
+            letters = [*letters, *joined.letters]
+            batch = self._batch(joined.columns, np.array([place])) if joined.firsts.size else None
+        return Part(batch, letters, more=more, hole=text.hole(end))
 
     def _lines(self, reading: Reading, text: Text, whole: int, limits: Limits, *, more: bool) -> Part:
         data = text.data if whole == len(text.data) else text.data[:whole]
@@ -345,7 +370,7 @@ class _Cutter:
         cut, starts = self._framing.cut_placed(data)
         if text.places is not None:
             starts = text.places[starts]
-        batch = None if cut.records is None else self._batch(cut.records, starts + reading.position)
+        batch = None if cut.records is None else self._batch([cut.records], starts + reading.position)
         reading.position += text.place(len(data))
         return Part(batch, cut.dead_letters, more=more, hole=text.hole(len(data)))
 
@@ -372,15 +397,18 @@ class _Cutter:
             is_end = at_end or text.is_cut
             if whole:
                 is_more = not is_end or (ends and (text.is_cut or whole < len(data)))
-                part = self._joined_lines(reading, text, data[:whole], limits, is_last=is_end and ends, more=is_more)
+                closing = [Closing.ALL if is_end and ends else Closing.NONE]
                 # A record whose time is over; or what follows is too large for a line, so that it ends the record.
-                if part is None and (closes if is_end else most >= largest):
-                    more = is_more or text.is_cut
-                    part = self._joined_lines(reading, text, data[:whole], limits, is_last=True, more=more)
-                if part is not None:
-                    return part
+                if closes if is_end else most >= largest:
+                    closing += [Closing.FIRST, Closing.ALL]
+                at = reading.position
+                for which in closing:
+                    more = is_more or (text.is_cut and which is not closing[0])
+                    part = self._joined_lines(reading, text, data[:whole], limits, closing=which, more=more)
+                    if reading.position > at:
+                        return part
                 if is_end:
-                    return Part(waits=True, is_open=True)
+                    return part
             elif is_end or most >= largest:
                 return None
             most = max(most, largest)
@@ -390,36 +418,33 @@ class _Cutter:
         return len(data) % len(self._newline) == 0
 
     def _joined_lines(
-        self, reading: Reading, text: Text, data: bytes, limits: Limits, *, is_last: bool, more: bool
-    ) -> Part | None:
-        """Return the records of whole lines, and move the position past them; None: they are one that may go on."""
+        self, reading: Reading, text: Text, data: bytes, limits: Limits, *, closing: Closing, more: bool
+    ) -> Part:
+        """Return the records of whole lines, and move the position past them: not at all, where all may go on."""
         assert self._joiner is not None
         cut, starts = self._framing.cut_placed(data)
-        lines, end, is_open = cut.records, len(data), False
-        batch = None
+        lines, end, opens = cut.records, len(data), _NONE
+        batch, letters = None, cut.dead_letters
+        places = starts if text.places is None else text.places[starts]
         if lines is not None:
-            firsts = self._joiner.firsts(lines, self._behind_letters(data, starts) if cut.dead_letters else _NONE)
-            kept = firsts if is_last else firsts[:-1]
             most = max(1, min(limits.lines, limits.nbytes * 4 // (_ROW_BYTES + len(self._path))))
-            is_open = not is_last and kept.size <= most
-            more |= kept.size > most
-            kept = kept[:most]
-            if kept.size < firsts.size:
-                behind = int(firsts[kept.size])
-                end = int(starts[behind])
-                if not end:
-                    return None
-                lines = lines.slice(0, behind)
-                if cut.dead_letters:
+            breaks = self._behind_letters(data, starts) if letters else _NONE
+            joined = self._joiner.take(lines, breaks, most=most, closing=closing)
+            more |= joined.is_limited
+            opens = places[joined.opens] + reading.position
+            if joined.behind < len(lines):
+                end = int(starts[joined.behind])
+                if letters and end:
                     # Those behind the end are found again.
-                    cut, _ = self._framing.cut_placed(data[:end])
-            if kept.size:
-                places = starts if text.places is None else text.places[starts]
-                batch = self._batch(self._joiner.join(lines, kept), places[kept] + reading.position)
+                    letters = self._framing.cut_placed(data[:end])[0].dead_letters
+            if joined.firsts.size:
+                batch = self._batch(joined.columns, places[joined.firsts] + reading.position)
+            letters = [*letters, *joined.letters] if end else []
         end = min(end, len(text.data))
-        reading.position += text.place(end)
-        waits = is_open and not more
-        return Part(batch, cut.dead_letters, more=more, waits=waits, is_open=waits, hole=text.hole(end))
+        reading.position += text.place(end) if end else 0
+        waits = opens.size > 0 and not more
+        open_at = opens.tolist() if waits else ()
+        return Part(batch, letters, more=more, waits=waits, open_at=open_at, hole=text.hole(end) if end else None)
 
     def _behind_letters(self, data: bytes, starts: Positions) -> Positions:
         """Return which good lines follow one that was put aside: that ends a record, however much is read at once."""
@@ -477,20 +502,20 @@ class _Cutter:
         part.hole = Hole(end - at)
         return part
 
-    def _batch(self, values: pa.Array, places: np.ndarray[tuple[int], np.dtype[np.intp]]) -> pa.RecordBatch:
-        rows = len(values)
+    def _batch(self, columns: Sequence[pa.Array], places: Positions) -> pa.RecordBatch:
+        rows = len(columns[0])
         shown = _shown(self._path).encode()
         # From buffers: without a Python object for each row.
         ends = np.arange(rows + 1, dtype=np.int32) * len(shown)
         times = np.full(rows, self._modified_ms, dtype=np.int64)
         return pa.RecordBatch.from_arrays(
             [
-                values,
+                *columns,
                 pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(shown * rows)),
                 pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(places.astype(np.int64))]),
                 pa.Array.from_buffers(_TIME, rows, [None, pa.py_buffer(times)]),
             ],
-            schema=LINES,
+            schema=self._schema,
         )
 
 

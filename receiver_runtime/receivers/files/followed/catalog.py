@@ -40,9 +40,9 @@ from receiver_runtime.watching.clock import Clock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from receiver_runtime.receivers.files.declaration import FollowedFiles
+    from receiver_runtime.receivers.files.declaration import FollowedSource
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
-    from receiver_runtime.receivers.files.records import Limits, Part, Reading
+    from receiver_runtime.receivers.files.records import Limits, LineReader, Part, Reading
     from receiver_runtime.receivers.files.sharing import Sharing
     from receiver_runtime.supervisor.receiver import Receiver
     from tracker_store.blocks.blocks import OffsetLink, Position
@@ -55,7 +55,14 @@ class FollowedCatalog:
     source = "followed_files"
 
     def __init__(
-        self, source: FollowedFiles, receiver: Receiver, sharing: Sharing, host: str, *, clock: Clock | None = None
+        self,
+        source: FollowedSource,
+        lines: LineReader,
+        receiver: Receiver,
+        sharing: Sharing,
+        host: str,
+        *,
+        clock: Clock | None = None,
     ) -> None:
         self._clock = clock or Clock()
         self._starts_at_end = source.start == "latest"
@@ -63,7 +70,7 @@ class FollowedCatalog:
         self._schedule = LookSchedule(source.poll_interval)
         self._directory = Directory(source, self._reports)
         self._open = OpenFiles()
-        self._reader = PieceReader(source, self._open, self._schedule, self._clock)
+        self._reader = PieceReader(source, lines, self._open, self._schedule, self._clock)
         prefix = "" if source.shared else f"{host}/"
         self._known = KnownContents(self.source, prefix, receiver.supervisor.block_path.positions)
         self._bindings = Bindings(

@@ -20,7 +20,7 @@ from receiver_runtime.receivers.files.local_tree import LocalTree, SymlinkRefuse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from receiver_runtime.receivers.files.declaration import FollowedFiles
+    from receiver_runtime.receivers.files.declaration import FollowedSource
     from receiver_runtime.receivers.files.followed.contents.followed_file import Key
     from receiver_runtime.receivers.files.followed.reports import Reports
 
@@ -51,7 +51,7 @@ class LookSchedule:
 class Directory:
     """List the files that match the pattern of a source."""
 
-    def __init__(self, settings: FollowedFiles, reports: Reports) -> None:
+    def __init__(self, settings: FollowedSource, reports: Reports) -> None:
         self._pattern = settings.path
         self._exclude = settings.exclude
         self._unfinished = settings.unfinished

@@ -27,7 +27,7 @@ from receiver_runtime.receivers.files.records import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from receiver_runtime.receivers.files.declaration import FollowedFiles
+    from receiver_runtime.receivers.files.declaration import FollowedSource
     from receiver_runtime.receivers.files.followed.bindings import Bindings
     from receiver_runtime.receivers.files.followed.candidates import Candidates
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
@@ -43,7 +43,7 @@ class Naming:
 
     def __init__(
         self,
-        settings: FollowedFiles,
+        settings: FollowedSource,
         known: KnownContents,
         bindings: Bindings,
         identity: Identity,
@@ -52,7 +52,7 @@ class Naming:
         marks: Marks,
         reports: Reports,
     ) -> None:
-        self._encoding = None if settings.binary_lines else settings.encoding
+        self._encoding = settings.text_encoding
         self._fingerprint_lines = settings.fingerprint_lines
         self._complete_after = settings.complete_after
         self._known = known

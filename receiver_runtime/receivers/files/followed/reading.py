@@ -17,17 +17,16 @@ from receiver_runtime.receivers.files.followed.contents.comparisons import (
     read_head,
 )
 from receiver_runtime.receivers.files.followed.contents.followed_file import key_of
-from receiver_runtime.receivers.files.records import LineReader
 from tracker_store.receivers.source_lag import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from receiver_runtime.receivers.files.content import Content
-    from receiver_runtime.receivers.files.declaration import FollowedFiles
+    from receiver_runtime.receivers.files.declaration import FollowedSource
     from receiver_runtime.receivers.files.followed.contents.followed_file import FollowedFile
     from receiver_runtime.receivers.files.followed.directory import LookSchedule
-    from receiver_runtime.receivers.files.records import Limits, Part, Reading
+    from receiver_runtime.receivers.files.records import Limits, LineReader, Part, Reading
     from receiver_runtime.watching.clock import Clock
 
     #: Returns the bytes at an offset, up to a size. Raises OSError.
@@ -107,10 +106,17 @@ class OpenFiles:
 class PieceReader:
     """Read files on from their positions."""
 
-    def __init__(self, settings: FollowedFiles, open_files: OpenFiles, schedule: LookSchedule, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: FollowedSource,
+        lines: LineReader,
+        open_files: OpenFiles,
+        schedule: LookSchedule,
+        clock: Clock,
+    ) -> None:
         self._complete_after = settings.complete_after
-        self._open_for = None if settings.multiline is None else settings.multiline.timeout
-        self._lines = LineReader.of(settings)
+        self._join_timeout = settings.join_timeout
+        self._lines = lines
         self._open = open_files
         self._schedule = schedule
         self._clock = clock
@@ -135,7 +141,7 @@ class PieceReader:
         return (
             file.waits_at != file.size
             or file.is_complete(now, self._complete_after)
-            or file.is_overdue(reading.position, now, self._open_for)
+            or file.is_overdue(reading.position, now, self._join_timeout)
         )
 
     def read(self, file: FollowedFile, reading: Reading, limits: Limits) -> FilePiece | None:
@@ -155,7 +161,7 @@ class PieceReader:
                 raise ContentReplacedError
             return None
         file.waits_at = file.size if part.waits else -1
-        file.note_open_record(reading.position if part.is_open else None, self._clock.monotonic())
+        file.note_open_records(part.open_at, self._clock.monotonic())
         if reading.position == at:
             return FilePiece(part if part.batch is not None or part.letters or part.more else None, None)
         begin = max(0, reading.position - _TAIL_BYTES)
@@ -172,7 +178,7 @@ class PieceReader:
             modified_ms=content.stat.st_mtime_ns // 10**6,
             ends=file.gone_since is not None,
             completes=file.is_complete(now, self._complete_after),
-            closes=file.is_overdue(reading.position, now, self._open_for),
+            closes=file.is_overdue(reading.position, now, self._join_timeout),
         )
 
     def _content_of(self, file: FollowedFile, reading: Reading) -> LocalFile | None:

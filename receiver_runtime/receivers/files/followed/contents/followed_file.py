@@ -6,11 +6,12 @@ driver log, or know other files: ``bindings`` holds the files, and ``comparisons
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable, Mapping
 
     from receiver_runtime.receivers.files.file_kinds import Codec
     from receiver_runtime.receivers.files.followed.contents.fingerprints import Fingerprint
@@ -62,8 +63,8 @@ class FollowedFile:
     tail: bytes = b""
     #: The size at which the last line had not ended; -1: it has.
     waits_at: int = -1
-    #: Where a record begins that may have more lines, and when that was first seen.
-    open_record: tuple[int, float] | None = None
+    #: Where records begin that may have more lines, and when each was first seen.
+    open_records: Mapping[int, float] = field(default_factory=dict)
     #: When the file was first seen to be missing.
     gone_since: float | None = None
     #: When the file was first seen to be a copy of a present file; and, while it waits as one, last seen to grow.
@@ -103,17 +104,13 @@ class FollowedFile:
         """Return whether the file has not grown for ``after`` seconds; with None no file is complete."""
         return after is not None and now - self.grown_at >= after
 
-    def note_open_record(self, at: int | None, now: float) -> None:
-        """Note where a record begins that may have more lines; None: there is none."""
-        if at is None:
-            self.open_record = None
-        elif self.open_record is None or self.open_record[0] != at:
-            self.open_record = (at, now)
+    def note_open_records(self, places: Iterable[int], now: float) -> None:
+        """Note where all records begin that may have more lines."""
+        self.open_records = {at: self.open_records.get(at, now) for at in places}
 
     def is_overdue(self, position: int, now: float, after: float | None) -> bool:
         """Return whether the record at a position has waited for more lines for ``after`` seconds."""
-        found = self.open_record
-        return found is not None and after is not None and found[0] == position and now - found[1] >= after
+        return after is not None and now - self.open_records.get(position, now) >= after
 
     def note_failure(self, error: OSError) -> None:
         """Note that the file can't be read as it is now."""
@@ -133,7 +130,7 @@ class FollowedFile:
         self.marked = 0
         self.tail = b""
         self.waits_at = -1
-        self.open_record = None
+        self.open_records = {}
 
     def leave_file(self, now: float) -> None:
         """Become a content that is in no file."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from receiver_runtime.receivers.files.declaration import FollowedFiles
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
+from receiver_runtime.receivers.files.records import LineReader
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ def follow(root: Path, log: Log, *, pattern: str = "*.log*", clock: Any = None, 
     source = FollowedFiles(path=f"{root}/{pattern}", **fields)
     return Reader(
         log,
-        lambda receiver, sharing, host, clock: FollowedCatalog(source, receiver, sharing, host, clock=clock),
+        lambda receiver, sharing, host, clock: FollowedCatalog(
+            source, LineReader.of(source), receiver, sharing, host, clock=clock
+        ),
         clock=clock,
         **settings,
     )

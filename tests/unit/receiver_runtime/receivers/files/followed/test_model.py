@@ -23,6 +23,7 @@ from hypothesis.stateful import initialize, rule
 
 from receiver_runtime.receivers.files.declaration import FollowedFiles
 from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
+from receiver_runtime.receivers.files.records import LineReader
 from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 from tests.unit.receiver_runtime.receivers.files.sharing_model import WHICH, SharingModel
@@ -62,7 +63,9 @@ class FollowedFilesModel(SharingModel):
         source = FollowedFiles(path=f"{self.root}/*.log*", fingerprint_lines=self.fingerprint_lines)
         made = Reader(
             self.log,
-            lambda receiver, sharing, host, clock: FollowedCatalog(source, receiver, sharing, host, clock=clock),
+            lambda receiver, sharing, host, clock: FollowedCatalog(
+                source, LineReader.of(source), receiver, sharing, host, clock=clock
+            ),
             clock=self.clock,
         )
         self.clock = made.clock
