@@ -25,6 +25,7 @@ from receiver_runtime.record_formats.json_judge import Judge, has_decimals, may_
 from receiver_runtime.record_formats.json_rewriting import NotWrittenError, Rewriter, has_maps
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.record_formats.text_values import typed
+from receiver_runtime.sources.fields.text_encoding import UTF8_MARK
 from receiver_runtime.sources.records.json_records import JsonObjects
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ _OPENING, _CLOSING = b"{}"
 # Records of a piece that is read again by itself after the whole was refused.
 _PIECE = 1024
 _BLANKS = b" \t\r\n"
-_MARK = b"\xef\xbb\xbf"
 
 
 class JsonReader(RecordReader):
@@ -226,7 +226,7 @@ class JsonReader(RecordReader):
 
 
 def _stripped(record: bytes) -> bytes:
-    return record.removeprefix(_MARK).strip(_BLANKS)
+    return record.removeprefix(UTF8_MARK).strip(_BLANKS)
 
 
 def _are_in_braces(values: pa.BinaryArray) -> bool:
