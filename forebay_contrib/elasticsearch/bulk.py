@@ -7,7 +7,7 @@ is read once. Any other one is read line by line, so that what is wrong with a d
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from forebay_contrib.elasticsearch.answers import Item, bulk_answer, set_aside, stored, unstored
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, RejectedRecord
+from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, RejectedRecord, header, media_type
 from receiver_runtime.receivers.http.requests.records import fault_of, lines_column
 from receiver_runtime.receivers.http.requests.route import AnsweredRows
+from receiver_runtime.receivers.http.requests.text_bodies import json_text
 from receiver_runtime.receivers.http.rows import Rows, parameters, target_path
 
 if TYPE_CHECKING:
@@ -175,8 +176,15 @@ def parse_bulk(headers: Headers, body: bytes, source: Http, limits: ParsingLimit
 
     Raises:
         ParsingStoppedError: the time is over, or the sender has left.
-        PushRefusedError: 400 for lines that are no actions, 413 for too much.
+        PushRefusedError: 400 for lines that are no actions, 413 for too much, 415 for a charset that is not known here.
     """
+    text = json_text(*media_type(header(headers, b"content-type")), body)
+    found = _parsed(headers, text.body, source, limits)
+    return replace(found, rejected=text.as_sent(found.rejected)) if found.rejected else found
+
+
+def _parsed(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> AnsweredRows:
+    """Return the rows of a text in UTF-8."""
     limits.check_lines(body)
     request = _request(headers, source)
     lines = lines_column(body, max(source.max_record_bytes, len(body)), is_json=True)

@@ -98,7 +98,7 @@ def _pairs(lines: Lines) -> _Pairs:
     if quotes.size or escaped.size:
         spaces = np.flatnonzero(is_space)
         is_space[spaces[_ordinals(lines, spaces, quotes, firsts) % 2 == 1]] = False
-    # Line ends behind a line are no part of a pair.
+    # Neither line ends behind a line nor a byte-order mark before it are part of a pair.
     begins_line = np.zeros(octets.size + 1, np.bool_)
     begins_line[lines.starts] = True
     is_text = ~is_space
@@ -106,6 +106,7 @@ def _pairs(lines: Lines) -> _Pairs:
     for row in cut.tolist():
         is_text[lines.ends[row] : lines.starts[row + 1]] = False
     if len(lines.ends):
+        is_text[: lines.starts[0]] = False
         is_text[lines.ends[-1] :] = False
     before = np.concatenate(([False], is_text[:-1])) if octets.size else is_text
     begins = np.flatnonzero(is_text & (~before | begins_line[:-1]))

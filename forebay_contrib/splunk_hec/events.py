@@ -6,6 +6,7 @@ read alone: an object that is no event becomes a dead letter, and refuses no oth
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,8 +20,11 @@ from receiver_runtime.receivers.http.requests.pushed import (
     PushedRows,
     PushRefusedError,
     RejectedRecord,
+    header,
+    media_type,
 )
 from receiver_runtime.receivers.http.requests.records import parse_plain
+from receiver_runtime.receivers.http.requests.text_bodies import json_text
 from receiver_runtime.receivers.http.rows import Rows, parameters
 
 if TYPE_CHECKING:
@@ -75,9 +79,16 @@ def parse_events(headers: Headers, body: bytes, source: Http, limits: ParsingLim
 
     Raises:
         ParsingStoppedError: the time is over, or the sender has left.
-        PushRefusedError: 400, none is an event; 413, there are too many, or they are too large together.
+        PushRefusedError: 400, none is an event; 413, there are too many, or they are too large together; 415 for a
+            charset that is not known here.
     """
-    body = body.strip(_BLANKS)
+    text = json_text(*media_type(header(headers, b"content-type")), body)
+    found = _events(headers, text.body.strip(_BLANKS), source, limits)
+    return replace(found, rejected=text.as_sent(found.rejected)) if found.rejected else found
+
+
+def _events(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> PushedRows:
+    """Return a row for each event of a text in UTF-8."""
     if not body:
         raise PushRefusedError(400, f"{NO_DATA}: send at least one event")
     limits.check_json(body)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay_contrib.syslog.device_headers import FINER, MONTHS, NO_ZONE, read_device_headers
+from receiver_runtime.record_formats.text_reader import behind_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,6 @@ _Mask = npt.NDArray[np.bool_]
 _LARGEST_PRIORITY = 191
 _NEWLINE, _RETURN = b"\n\r"
 _SPACE, _COLON, _OPEN, _CLOSE, _LESS, _GREATER, _NIL = b" :[]<>-"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CONTINUATION = 0x80  # the two highest bits of a byte that continues a UTF-8 character
 _PADDING = 32  # zero bytes after the text: no code below looks further behind a message's last byte
 _BSD_BYTES = 15  # the length of "Oct 11 22:14:15"
@@ -78,10 +78,7 @@ def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezo
         last = octets[np.maximum(ends - 1, 0)]
         ends = ends - ((ends > starts) & ((last == _NEWLINE) | (last == _RETURN) | (last == 0)))
     # Some senders begin a connection with a byte-order mark, which belongs to no message.
-    is_marked = ends - starts >= len(_BYTE_ORDER_MARK)
-    for place, octet in enumerate(_BYTE_ORDER_MARK):
-        is_marked &= octets[starts + place] == octet
-    starts = starts + len(_BYTE_ORDER_MARK) * is_marked
+    starts = behind_marks(octets, starts, ends)
     made = _Messages(text, octets, starts, ends)
     priority, body = made.priorities()
     has_priority = priority >= 0
@@ -224,10 +221,7 @@ class _Messages:
         whole = whole & (data_end > data_at) & (data_end <= ends)
         whole = whole & ((data_end == ends) | (octets[np.minimum(data_end, ends)] == _SPACE))
         text_at = np.minimum(data_end + 1, ends)
-        mark = whole & (text_at + len(_BYTE_ORDER_MARK) <= ends)
-        for place, octet in enumerate(_BYTE_ORDER_MARK):
-            mark = mark & (octets[text_at + place] == octet)
-        text_at = np.where(mark, text_at + len(_BYTE_ORDER_MARK), text_at)
+        text_at = np.where(whole, behind_marks(octets, text_at, ends), text_at)
 
         def part(number: int) -> _Field:
             nil = (gaps[number] == begins[number] + 1) & (octets[np.minimum(begins[number], ends)] == _NIL)

@@ -32,6 +32,7 @@ from forebay_contrib.web_hooks.sns import TOPIC, Sns
 from receiver_runtime.receivers.http.requests.protocol import CheckedRequest, RequestCheck
 from receiver_runtime.receivers.http.requests.pushed import header
 from receiver_runtime.receivers.http.requests.refusals import AWAY_RETRY_SECONDS, RefusedError, refusal
+from receiver_runtime.sources.fields.text_encoding import UTF8_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +133,7 @@ class SnsCheck(RequestCheck):
     def parsed(self, body: bytes) -> _Message:
         """Return the message in a body, whose topic and time are right; its signature is not checked."""
         try:
-            message = _MESSAGE.decode(body if len(body) <= _LONGEST_MESSAGE else b"")
+            message = _MESSAGE.decode(body.removeprefix(UTF8_MARK) if len(body) <= _LONGEST_MESSAGE else b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _refused(f"body: it is no message of SNS: {error!s:.200}") from None
         if message.topic_arn not in self._topics:

@@ -7,7 +7,6 @@ connection is bounded by ``max_record_bytes`` and one dead letter, however long 
 from __future__ import annotations
 
 from bisect import bisect_right
-from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES, Cut, Piece, Taken, aside, too_large
+from receiver_runtime.sources.fields.text_encoding import UTF8_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,7 @@ class LineFraming:
             strips_cr=self._strips_cr,
             max_record_bytes=self._max,
             letter_bytes=self._letter_bytes,
-            mark=BOM_UTF8 if self._encoding == "utf-8" else b"",
+            mark=UTF8_MARK if self._encoding == "utf-8" else b"",
         )
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:

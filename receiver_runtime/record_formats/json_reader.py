@@ -26,6 +26,7 @@ from receiver_runtime.record_formats.json_judge import Judge, has_decimals, may_
 from receiver_runtime.record_formats.json_rewriting import NotWrittenError, Rewriter, has_maps
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.record_formats.text_values import typed
+from receiver_runtime.sources.fields.text_encoding import UTF8_MARK
 from receiver_runtime.sources.records.json_records import JsonObjects
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _PIECE = 1024
 # Fewer records are read by Arrow alone.
 _LEAST_ALIKE = 1024
 _BLANKS = b" \t\r\n"
-_MARK = b"\xef\xbb\xbf"
 
 
 class JsonReader(RecordReader):
@@ -228,7 +228,7 @@ class JsonReader(RecordReader):
 
 
 def _stripped(record: bytes) -> bytes:
-    return record.removeprefix(_MARK).strip(_BLANKS)
+    return record.removeprefix(UTF8_MARK).strip(_BLANKS)
 
 
 def _are_in_braces(values: pa.BinaryArray) -> bool:

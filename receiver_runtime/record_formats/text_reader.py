@@ -19,6 +19,7 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.record_formats.text_values import refusal, typed
 from receiver_runtime.record_formats.time_format import TimeFormat
+from receiver_runtime.sources.fields.text_encoding import UTF8_MARK
 from receiver_runtime.sources.records.text_records import TextRecords
 
 if TYPE_CHECKING:
@@ -134,8 +135,19 @@ def not_empty(column: pa.StringArray) -> pa.StringArray:
     return pc.if_else(pc.greater(pc.binary_length(column), 0), column, pa.scalar(None, pa.string()))
 
 
+def behind_marks(octets: np.ndarray[tuple[int], np.dtype[np.uint8]], starts: Places, ends: Places) -> Places:
+    """Return where texts begin behind their byte-order marks of UTF-8, which belong to no text."""
+    last = max(0, octets.size - 1)
+    if not octets.size or not (octets[np.minimum(starts, last)] == UTF8_MARK[0]).any():
+        return starts
+    is_marked = ends - starts >= len(UTF8_MARK)
+    for place, octet in enumerate(UTF8_MARK):
+        is_marked &= octets[np.minimum(starts + place, last)] == octet
+    return starts + len(UTF8_MARK) * is_marked
+
+
 def _lines(values: pa.BinaryArray) -> Lines:
-    """Return records as they lie in memory, without the line ends at their ends."""
+    """Return records as they lie in memory, without the marks at their beginnings and the line ends at their ends."""
     blank = values.is_null().to_numpy(zero_copy_only=False)
     _, offsets, data = values.buffers()
     if data is None:
@@ -152,7 +164,7 @@ def _lines(values: pa.BinaryArray) -> Lines:
         ends[blank] = starts[blank]
         for end in _LINE_ENDS:
             ends -= (ends > starts) & (octets[ends - 1] == end)
-    return Lines(data, octets, starts, ends, blank.copy())
+    return Lines(data, octets, behind_marks(octets, starts, ends), ends, blank.copy())
 
 
 def _refuse_other_text(lines: Lines) -> None:

@@ -1,4 +1,4 @@
-"""Fuzz the check of signatures, and the key in a body of JSON."""
+"""Fuzz the check of signatures, and the keys in a body of JSON and in its records."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from receiver_runtime.receivers.http.requests.idempotency_key import BodyKey
+import pyarrow as pa
+
+from receiver_runtime.receivers.http.requests.idempotency_key import BodyKey, keyed
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, header
+from receiver_runtime.receivers.http.requests.records import Plain, parse_plain
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.receivers.http.requests.signatures import SignatureCheck, _form
 from receiver_runtime.sources.fields.hmac_signature import Hmac
-from tests.fuzz.http_bodies import check_refusal, limits
+from tests.fuzz.http_bodies import MOST_BYTES, check_refusal, check_taken, limits, refused
 from tests.fuzz.target import fuzzed
 from tests.fuzz.test_heads import headers_of
 
@@ -178,3 +181,37 @@ def test_a_key_is_what_the_pointer_finds(body: bytes) -> None:
         return
     text = str(found)
     assert key in {text, text[1:-1]}
+
+
+@fuzzed(
+    "http_record_keys",
+    valid=[
+        b'[{"id": "a"}, {"id": 2}, {"no": 1}, {"id": "a"}]',
+        b'{"id": "a"}\n{"id": ""}\n{"id": "a", "b": 1}\n' * 9,
+        b'{"id": 1}\n' * 60,
+        b'\xef\xbb\xbf[{"id": "a"}]',
+    ],
+    words=[b'"id"', b"[", b"{", b"null", b"\n", b",", b"\xff", b'"\\ud800"', b"1e400"],
+    attacks=[b'[{"id": "a"}%s]' % (b',{"id":""}' * 3000), b"[" * 60_000, b'{"id": ' + b"[" * 60_000],
+)
+def test_records_have_keys_that_differ_and_none_is_lost(body: bytes) -> None:
+    headers = [(b"content-type", b"application/x-ndjson" if b"\n" in body else b"application/json")]
+    plain = refused(parse_plain, headers, body, most_bytes=MOST_BYTES, limits=limits())
+    if plain is None:
+        return
+    assert isinstance(plain, Plain)
+    try:
+        found = keyed(plain, BodyKey("/id"), headers, body, limits())
+    except (PushRefusedError, RefusedError) as error:
+        check_refusal(error)
+        return
+    check_taken(headers, found, len(body))
+    keys = [None] * len(found.bodies) if found.keys is None else list(found.keys)
+    assert len(keys) == len(found.bodies)
+    given = [key for key in keys if key is not None]
+    assert len(set(given)) == len(given)
+    # Each record is there, or rejected, or its equal is there.
+    before, after = (
+        one.bodies.to_pylist() if isinstance(one.bodies, pa.Array) else one.bodies for one in (plain, found)
+    )
+    assert set(before) == {*after, *(one.data for one in found.rejected[len(plain.rejected) :])}

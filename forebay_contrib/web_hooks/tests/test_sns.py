@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import contextlib
 import json
 import threading
@@ -203,6 +204,10 @@ def test_each_signed_member_counts(message: Mapping[str, Any], version: str) -> 
                 checked(check, {**good, name: changed})
     with pytest.raises(RefusedError, match="Signature: it is not good"):
         checked(check, {**good, "SignatureVersion": "1" if version == "2" else "2"})
+
+
+def test_a_byte_order_mark_is_no_part_of_a_message() -> None:
+    checked(made(Amazon()), codecs.BOM_UTF8 + json.dumps(signed(_NOTIFICATION)).encode())
 
 
 def test_a_certificate_is_fetched_once_and_only_eight_are_kept() -> None:

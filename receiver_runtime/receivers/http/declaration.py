@@ -85,8 +85,9 @@ class Http(Source):
         verify: how senders sign their requests, as ``Hmac(...)`` or a sender's name of ``forebay.web_hooks``, such as
             ``GitHub(EnvVar("SECRET"))``. A request that is not signed so is refused with 401. None by default.
         key_from: where a request's key is, in place of the header ``Idempotency-Key``: ``"header:X-GitHub-Delivery"``,
-            or ``"body:/id"``, a JSON pointer to a string or a whole number of a body in JSON, or ``"form:MessageSid"``,
-            a field of a form. A request that has none there is taken without a key.
+            or ``"body:/id"``, a JSON pointer to a string or a whole number of a body in JSON, or of each record of an
+            array or of lines, or ``"form:MessageSid"``, a field of a form. A request or record that has none there is
+            taken without a key.
         tls: a ``Tls`` with ``certificate_file`` and ``key_file``; no TLS by default.
         body: how a body becomes records: ``"json"`` is one value or an array of them, ``"json_lines"`` and ``"lines"``
             are one record per line, ``"whole"`` is one record. ``"auto"`` goes by the content type, and looks at the

@@ -161,8 +161,11 @@ class Intake:
                 path,
                 now,
                 content_type=parsed.content_type,
-                request_key=parsed.key or key,
+                # A record's own key identifies it better than the request's key.
+                request_key=parsed.key or (key if parsed.keys is None else None),
+                keys=parsed.keys,
                 key_scope=key_scope,
+                ids=parsed.keys,
                 request_attributes=kept,
             )
         elif isinstance(parsed, PushedRows):

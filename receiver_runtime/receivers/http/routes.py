@@ -11,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.http.declaration import HTTP_PROTOCOLS, IN_BODY, IN_FORM, STREAM_PATH
-from receiver_runtime.receivers.http.requests.idempotency_key import BodyKey, FormKey
+from receiver_runtime.receivers.http.requests.idempotency_key import BodyKey, FormKey, keyed
 from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
+from receiver_runtime.receivers.http.requests.pushed import header, media_type
 from receiver_runtime.receivers.http.requests.records import Plain, lines_at_once, parse_plain
 from receiver_runtime.receivers.http.requests.route import Described, Route
+from receiver_runtime.receivers.http.requests.text_bodies import looked_at
 from receiver_runtime.sources.plugins import PluginError, load, registered
 from receiver_runtime.sources.source import SourceError
 
@@ -58,7 +60,7 @@ def _parse_plain(headers: Headers, body: bytes, source: Http, limits: ParsingLim
 def _parse_with_key(
     key: BodyKey | FormKey, headers: Headers, body: bytes, source: Http, limits: ParsingLimits
 ) -> Plain:
-    return replace(_parse_plain(headers, body, source, limits), key=key.of(body, limits))
+    return keyed(_parse_plain(headers, body, source, limits), key, headers, body, limits)
 
 
 def _lines_at_once(headers: Headers, body: bytes, source: Http) -> Plain | None:
@@ -103,7 +105,8 @@ def _first_answer(handshakes: Sequence[Handshake], headers: Headers, asked: byte
 def _answer_or_parse(
     handshakes: Sequence[Handshake], parse: Parser, headers: Headers, body: bytes, source: Http, limits: ParsingLimits
 ) -> Pushed | PushedRows | Plain | Reply:
-    reply = _first_answer(handshakes, headers, body, source)
+    _, charset = media_type(header(headers, b"content-type"))
+    reply = _first_answer(handshakes, headers, looked_at(charset, body), source)
     return parse(headers, body, source, limits) if reply is None else reply
 
 

@@ -94,8 +94,9 @@ class Plain:
     bodies: Sequence[bytes] | pa.BinaryArray
     content_type: str | None
     rejected: Sequence[RejectedRecord] = field(default=())
-    #: The request's key, if it is in the body.
+    #: The request's key, if it is in the body; or one for each record, where records have keys of their own.
     key: str | None = None
+    keys: Sequence[str | None] | None = None
 
 
 def parse_plain(

@@ -98,7 +98,8 @@ def test_a_signed_request_needs_no_task(tmp_path: Path, monkeypatch: pytest.Monk
             for _ in range(2):
                 # In one write: a head that comes alone is the application's.
                 assert connection.ask(request(body, head)).startswith(b"HTTP/1.1 200 ")
-        assert [row["id"] for row in made.rows()] == ["evt_1"] + [None] * 40
+        # A record that is there twice in a request is taken once, as one that was sent before.
+        assert [row["id"] for row in made.rows()] == ["evt_1", "evt_2"]
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 2_000_000])
@@ -223,6 +224,18 @@ def test_a_key_in_the_body_makes_retries_one_record(tmp_path: Path) -> None:
         assert [row["id"] for row in made.rows()] == ["evt_1", "evt_2", None, None]
         answer = made.post(body, path="/v1/orders?ack=buffered")
         assert (answer.status, answer.json()["detail"][:8]) == (400, "body:/id")
+
+
+def test_a_key_in_each_record_makes_one_record_of_those_that_are_sent_again(tmp_path: Path) -> None:
+    with listening(tmp_path, key_from="body:/id") as made:
+        assert made.post(b'[{"id": 1}, {"id": 2}, {"no": 0}]').json() == {"records": 3, "duplicates": 0}
+        # In another array, as lines, or alone: a key is the record's, and not the request's.
+        again = made.post(b'{"id": 2}\n{"id": 3}\n{"id": ""}\n', LINES).json()
+        why = again.pop("first_dead_letter")
+        assert again == {"records": 1, "duplicates": 1, "dead_letters": 1}
+        assert why.startswith("record 3: body:/id: '' is no key")
+        assert made.post(b'{"id": 3}').json() == {"records": 0, "duplicates": 1}
+        assert [row["id"] for row in made.rows()] == ["1", "2", None, "3"]
 
 
 def test_a_secret_that_changes_counts_from_the_next_start(tmp_path: Path) -> None:
