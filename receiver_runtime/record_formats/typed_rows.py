@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _WHY_LETTERS = 300
 # Of one call of a reader: what it makes of the rows fits into a processor's cache.
 _MOST_ROWS, _MOST_BYTES = 16_384, 4 * 1024 * 1024
-
-
 # An Arrow stream of one row begins with this.
 _STREAM = b"\xff\xff\xff\xff"
 _RECORD_TYPES = {"string", "binary", "large_string", "large_binary"}
