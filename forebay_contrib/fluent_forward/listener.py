@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from forebay_contrib.fluent_forward.connections import Connections
 from forebay_contrib.fluent_forward.gathered_messages import GatheredMessages
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
-from receiver_runtime.receivers.tcp import listening_socket, server_context
+from receiver_runtime.receivers.tcp import listening_socket
 from receiver_runtime.sources.fields.secret import SecretError
+from receiver_runtime.sources.fields.tls_context import server_context
 
 if TYPE_CHECKING:
     import ssl
