@@ -107,7 +107,7 @@ def test_receivers_that_move_the_same_channels_at_once_add_each_range_once(log: 
 
     def extend(number: int) -> list[tuple[str, int, int]]:
         drawn = random.Random(number)
-        added = []
+        added: list[tuple[str, int, int]] = []
         with connect(engine) as connection:
             claimed = claim_anew(connection, log.receiver_ids[number])
             sequence = claimed.sequence + 1
