@@ -59,7 +59,7 @@ class Spool:
             OSError: the folder can't be used.
         """
         if most_bytes < _LEAST_SPOOL_BYTES:
-            raise ValueError(f"max_spool_bytes is {most_bytes}: give it at least {_LEAST_SPOOL_BYTES}")
+            raise ValueError(f"spool_bytes is {most_bytes}: give it at least {_LEAST_SPOOL_BYTES}")
         self.folder = folder
         self.changed = threading.Condition()
         #: An append that reaches this index notifies.
@@ -155,15 +155,14 @@ class Spool:
             self._check()
             if len(frame) > self._most_bytes // 2:
                 raise RecordRefusedError(
-                    f"a record of {len(records)} bytes has no room in a spool of {self._most_bytes}: "
-                    "give max_spool_bytes more"
+                    f"a record of {len(records)} bytes has no room in a spool of {self._most_bytes}: raise spool_bytes"
                 )
             active = self._segments[-1]
             if active.end > active.first and active.size + len(frame) > self._segment_bytes:
                 self._rotate()
             if self.used_bytes + len(frame) > self._most_bytes:
                 raise SpoolFullError(
-                    f"{self.folder} has {self.used_bytes} bytes, max_spool_bytes is {self._most_bytes}, and "
+                    f"{self.folder} has {self.used_bytes} bytes, spool_bytes is {self._most_bytes}, and "
                     f"{self.end - self.acknowledged} records are not registered yet"
                 )
             active = self._segments[-1]

@@ -23,7 +23,7 @@ from forebay.client import (
     SenderLimits,
     SpoolFullError,
 )
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tests.support.servers.channel_receiver import ChannelReceiver, Reply, channel_receiver
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def test_a_full_spool_makes_send_wait_and_then_says_so(receiver: ChannelReceiver
     receiver.before = wait
     limits = SenderLimits(linger=0.001, spool_bytes=2**16, full_timeout=0.2)
     with sender(receiver, tmp_path, limits=limits) as made:
-        with pytest.raises(SpoolFullError, match="max_spool_bytes is 65536"):
+        with pytest.raises(SpoolFullError, match="spool_bytes is 65536"):
             send_kilobytes(made, 1000)
         sent = made.status().taken
         assert 40 < sent < 70
@@ -453,7 +453,7 @@ def test_threads_may_send_at_the_same_time(receiver: ChannelReceiver, tmp_path: 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            joined(thread)
         made.flush(SECONDS)
     found = [json.loads(record) for record in receiver.channels["a"]]
     assert sorted(found) == [[thread, number] for thread in range(4) for number in range(100)]
@@ -470,7 +470,7 @@ def test_threads_may_send_at_the_same_time(receiver: ChannelReceiver, tmp_path: 
         ({"fsync": "sometimes"}, "fsync is 'sometimes'"),
         ({"records": "text"}, "records is 'text'"),
         ({"token": "a\nb"}, "token"),
-        ({"limits": SenderLimits(spool_bytes=1000)}, "max_spool_bytes"),
+        ({"limits": SenderLimits(spool_bytes=1000)}, "spool_bytes is 1000"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, named: dict[str, object], why: str) -> None:

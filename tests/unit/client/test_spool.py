@@ -215,7 +215,7 @@ def test_a_failed_sync_is_never_taken_for_a_good_one(tmp_path: Path, monkeypatch
 
 def test_a_record_for_which_there_is_never_room_is_refused_at_once(tmp_path: Path) -> None:
     spool = opened(tmp_path)
-    with pytest.raises(RecordRefusedError, match="give max_spool_bytes more"):
+    with pytest.raises(RecordRefusedError, match="raise spool_bytes"):
         spool.append(b'"%s"\n' % (b"x" * MOST), 1)
     spool.close()
 
