@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from forebay.client.batch_size import BatchLimits
 from forebay.client.channel_requests import ChannelRequests
-from forebay.client.delivery import BatchLimits, Delivery, OnMismatch
+from forebay.client.delivery import Delivery
 from forebay.client.errors import FlushTimeoutError, RecordRefusedError, SenderClosedError, SpoolFullError
 from forebay.client.framing import FRAMINGS
 from forebay.client.spool import Spool
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from forebay.client.framing import Record
+    from forebay.client.meeting import OnMismatch
 
 _log = logging.getLogger("forebay.client")
 

@@ -11,8 +11,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 import pyarrow.compute as pc
+import pytest
 
 from receiver_runtime.receivers.http.declaration import Http
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig

@@ -394,8 +394,9 @@ def test_a_channel_that_is_set_back_while_records_are_sent_stops_the_sender(
             made.flush(SECONDS)
 
 
+@pytest.mark.parametrize(("choice", "wanted"), [("resend", [b"1", b"2", b"3", b"4"]), ("discard", [b"1", b"3", b"4"])])
 def test_two_senders_of_one_channel_are_found_before_records_are_taken_for_known(
-    receiver: ChannelReceiver, tmp_path: Path
+    receiver: ChannelReceiver, tmp_path: Path, choice: str, wanted: list[bytes]
 ) -> None:
     with sender(receiver, tmp_path / "0") as one, sender(receiver, tmp_path / "1") as two:
         eventually(lambda: len(receiver.asked) == 2, "both to meet the channel")
@@ -404,6 +405,19 @@ def test_two_senders_of_one_channel_are_found_before_records_are_taken_for_known
         two.send(b"2")
         with pytest.raises(ChannelMismatchError, match="another sender uses the channel"):
             two.flush(SECONDS)
+    # The next process does not take them for registered.
+    with (
+        sender(receiver, tmp_path / "1") as two,
+        pytest.raises(ChannelMismatchError, match=r"1 records before .*may be another sender's"),
+    ):
+        two.flush(SECONDS)
+    with sender(receiver, tmp_path / "1", on_mismatch=choice) as two:
+        two.send(b"3")
+        two.flush(SECONDS)
+    with sender(receiver, tmp_path / "1") as two:
+        two.send(b"4")
+        two.flush(SECONDS)
+    assert receiver.channels["a"] == wanted
 
 
 # -- answers of others -------------------------------------------------------------------------------------------------
