@@ -11,13 +11,22 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 
 from benchmarks.http_processes import running_bare, running_receiver
 from benchmarks.report import Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from receiver_runtime.receivers.http.declaration import Http
+
+
+class Identity(IntEnum):
+    """Name how a repeated request is known, as the sender takes it."""
+
+    NONE = 0
+    KEY = 1
+    CHANNEL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +36,27 @@ class Load:
     name: str
     connections: int
     lines: int
-    keys: bool = False
+    identity: Identity = Identity.NONE
 
 
 _LOADS = (
     Load("1 record a request, 200 connections", 200, 1),
-    Load("1 record a request, with keys", 200, 1, keys=True),
+    Load("1 record a request, with keys", 200, 1, Identity.KEY),
     Load("1,000 lines a request, 64 connections", 64, 1000),
+)
+_KEYS_AIM = 1.5
+# Each beside the same requests that are known in another way, or not at all; and the ratio to reach.
+_OF_CHANNELS = (
+    (Load("1 record a request, in channels", 200, 1, Identity.CHANNEL), Identity.KEY, _KEYS_AIM),
+    (Load("1 record a request, in channels", 200, 1, Identity.CHANNEL), Identity.NONE, None),
+    (Load("1,000 lines a request, in 64 channels", 64, 1000, Identity.CHANNEL), Identity.KEY, None),
+    (Load("1,000 lines a request, in 64 channels", 64, 1000, Identity.CHANNEL), Identity.NONE, None),
 )
 
 
 def send(port: int, load: Load, seconds: float, *line: str) -> tuple[float, float]:
     """Run the sender, of a line if one is given; return records per second, and the median time to an answer."""
-    arguments = [str(value) for value in (port, load.connections, load.lines, int(load.keys), seconds, *line)]
+    arguments = [str(value) for value in (port, load.connections, load.lines, int(load.identity), seconds, *line)]
     answer = subprocess.run(  # noqa: S603  our own command
         [sys.executable, "-m", "benchmarks.http_sender", *arguments],
         stdout=subprocess.PIPE,
@@ -86,6 +103,22 @@ def main() -> None:
                         peer_name="bare uvicorn, stores nothing",
                         unit="ms",
                     ),
+                )
+            report.section("channels")
+            for load, other, aim in _OF_CHANNELS:
+                mine, others = [], []
+                for _ in range(rounds):
+                    others.append(send(ours, replace(load, identity=other), seconds))
+                    mine.append(send(ours, load, seconds))
+                report.add(
+                    rate_figure(
+                        load.name,
+                        [rate for rate, _ in mine],
+                        [rate for rate, _ in others],
+                        peer_name="with keys" if other is Identity.KEY else "with neither",
+                        unit="records/s",
+                        aim=aim,
+                    )
                 )
             report.note(
                 "the sender, the receiver and Postgres share this machine's cores; the bare one has no Postgres"

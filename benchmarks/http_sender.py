@@ -1,12 +1,14 @@
 """Send one request repeatedly on many connections, each as soon as the last was answered; for `benchmarks.http`.
 
-Run as ``python -m benchmarks.http_sender PORT CONNECTIONS LINES KEYS SECONDS [LINE]``; prints the answers per second
-and the median time to an answer, in seconds.
+Run as ``python -m benchmarks.http_sender PORT CONNECTIONS LINES IDENTITY SECONDS [LINE]``; prints the answers per
+second and the median time to an answer, in seconds. IDENTITY: 0 sends no key, 1 a key with each request, and 2 the
+requests of each connection as those of a channel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 import time
@@ -19,11 +21,12 @@ _WARM_UP_SECONDS = 1.0
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, number: int, body: bytes, times: list[float], *, keys: bool) -> None:
+    def __init__(self, number: int, body: bytes, times: list[float], *, lines: int, identity: int) -> None:
         self._number = number
         self._body = body
         self._times = times
-        self._keys = keys
+        self._lines = lines
+        self._identity = identity
         self._sent = 0
         self._at = 0.0
         self._buffer = b""
@@ -35,12 +38,17 @@ class _Connection(asyncio.Protocol):
         self._send()
 
     def _send(self) -> None:
-        key = b"Idempotency-Key: %d-%d-%d\r\n" % (id(self._times), self._number, self._sent) if self._keys else b""
+        name = b"%d-%d" % (os.getpid(), self._number)
+        identity = (
+            b"",
+            b"Idempotency-Key: %s-%d\r\n" % (name, self._sent),
+            b"Forebay-Channel: %s\r\nForebay-Offset: %d\r\n" % (name, self._sent * self._lines),
+        )[self._identity]
         self._sent += 1
         self._at = time.perf_counter()
         self._transport.write(
             b"POST /v1/s HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
-            b"%sContent-Length: %d\r\n\r\n%s" % (key, len(self._body), self._body)
+            b"%sContent-Length: %d\r\n\r\n%s" % (identity, len(self._body), self._body)
         )
 
     def data_received(self, data: bytes) -> None:
@@ -61,12 +69,16 @@ class _Connection(asyncio.Protocol):
         del exc
 
 
-async def _run(port: int, connections: int, lines: int, seconds: float, *, keys: bool, line: bytes) -> None:
+async def _run(port: int, connections: int, lines: int, seconds: float, *, identity: int, line: bytes) -> None:
     loop = asyncio.get_running_loop()
     times: list[float] = []
     body = b"\n".join([line] * lines)
     made = [
-        await loop.create_connection(lambda n=n: _Connection(n, body, times, keys=keys), "127.0.0.1", port)  # type: ignore[misc]
+        await loop.create_connection(
+            lambda n=n: _Connection(n, body, times, lines=lines, identity=identity),  # type: ignore[misc]
+            "127.0.0.1",
+            port,
+        )
         for n in range(connections)
     ]
     await asyncio.sleep(_WARM_UP_SECONDS)
@@ -79,6 +91,6 @@ async def _run(port: int, connections: int, lines: int, seconds: float, *, keys:
 
 
 if __name__ == "__main__":
-    _PORT, _CONNECTIONS, _LINES, _KEYS = map(int, sys.argv[1:5])
+    _PORT, _CONNECTIONS, _LINES, _IDENTITY = map(int, sys.argv[1:5])
     _SENT = sys.argv[6].encode() if len(sys.argv) > 6 else _LINE  # noqa: PLR2004  the last argument
-    uvloop.run(_run(_PORT, _CONNECTIONS, _LINES, float(sys.argv[5]), keys=bool(_KEYS), line=_SENT))
+    uvloop.run(_run(_PORT, _CONNECTIONS, _LINES, float(sys.argv[5]), identity=_IDENTITY, line=_SENT))

@@ -42,6 +42,7 @@ _COMMANDS = {
     "streams": ("streams", "app"),
     "pipelines": ("pipelines", "app"),
     "readers": ("readers", "app"),
+    "channels": ("channels", "channels"),
     "batches": ("batches.batches", "app"),
     "blocks": ("records.blocks", "app"),
     "dead-letters": ("records.dead_letters", "app"),

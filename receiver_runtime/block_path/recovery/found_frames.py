@@ -12,6 +12,9 @@ from tracker_store.blocks.blocks import BlockHandle
 from tracker_store.blocks.dead_letters import StoredDeadLetter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracker_store.blocks.blocks import ChannelMove
     from tracker_store.blocks.segments import OpenSegment
 
 
@@ -23,6 +26,8 @@ class SalvagedBlock:
     records: int
     source_rule: SourceRule
     handle: BlockHandle
+    #: The moves of channels that go with it.
+    moves: Sequence[ChannelMove] = ()
 
 
 @dataclass(slots=True)
@@ -47,6 +52,9 @@ class FoundFrames:
     acknowledged: int = 0
     damaged_registered: int = 0
     damaged_letters: int = 0
+    damaged_moves: int = 0
+    #: The moves of channels of the block at this place, which a note right before it has: by segment and offset.
+    moves: dict[tuple[int, int], Sequence[ChannelMove]] = field(default_factory=dict)
     unreadable_bytes: int = 0
     letters: list[StoredDeadLetter] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -84,6 +92,10 @@ class FoundFrames:
             return sequence > self.acknowledged
         return rule is SourceRule.OFFSETS
 
+    def add_moves(self, segment: OpenSegment, note: IntactFrame, moves: Sequence[ChannelMove]) -> None:
+        """Hold the moves in a note, for the block right behind it. A number may be another block's by then."""
+        self.moves[segment.segment_id, note.offset + note.length] = moves
+
     def add(self, segment: OpenSegment, item: IntactFrame | DamagedFrame) -> None:
         """Count one frame, and hold it if it is to be settled."""
         header = item.header
@@ -92,6 +104,7 @@ class FoundFrames:
             return
         self.acknowledged = max(self.acknowledged, header.registered_through)
         if header.kind is FrameKind.NOTE:
+            self.damaged_moves += isinstance(item, DamagedFrame) and header.payload_length > 1
             return
         if header.kind in (FrameKind.DEAD_LETTER, FrameKind.LETTER_GROUP):
             is_group = header.kind is FrameKind.LETTER_GROUP
@@ -118,4 +131,5 @@ class FoundFrames:
         self.intact.add(sequence)
         if item.offset >= segment.salvaged_to:
             handle = BlockHandle(segment.segment_id, item.offset, item.length, item.crc32c)
-            self.blocks[sequence] = SalvagedBlock(sequence, header.records, header.source_rule, handle)
+            moves = self.moves.get((segment.segment_id, item.offset), ())
+            self.blocks[sequence] = SalvagedBlock(sequence, header.records, header.source_rule, handle, moves)

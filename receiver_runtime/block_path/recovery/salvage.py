@@ -17,7 +17,8 @@ What decides, and what may be trusted:
   writes that were repeated; no caller was told that they are stored.
 - **Whether the sender sends it again** is written into each frame. What the sender does not send again is registered.
   What it sends again without an acknowledgement is not registered, unless a later frame says that it was
-  (``registered_through``): then it was acknowledged, and the driver log has lost it, by a restore. What is read again
+  (``registered_through``): then it was acknowledged, and the driver log has lost it, by a restore. It is registered
+  with the moves of its channels, which a note before it holds, unless they are behind it by now. What is read again
   from a position in the driver log is never registered here, because the position is as old as the log.
 - **Who may register**: only the newest epoch. It adds the blocks as its own next ones, under the fence of
   ``add_block``. A process that is replaced during its salvage is refused, and its successor goes on.
@@ -70,6 +71,7 @@ from receiver_runtime.block_store.stores.stores import replicas_of
 from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock
+from tracker_store.blocks.channels import ChannelKey, channel_positions
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import OpenSegment, open_segments_before, salvage_blocks, seal_salvaged
 from tracker_store.connection.errors import ReceiverFencedError, SequenceGapError, block_conflict
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_path.recovery.found_frames import SalvagedBlock
     from receiver_runtime.block_store.stores.interface import BlockStore, Replica
     from receiver_runtime.reporting.driver_log import DriverLog
+    from tracker_store.blocks.blocks import ChannelMove
 
 
 def salvage(
@@ -173,37 +176,78 @@ class _Salvage:
         left = [b for b in found.blocks.values() if found.comes_again(b.source_rule, b.sequence)]
         taken = [b for b in found.blocks.values() if not found.comes_again(b.source_rule, b.sequence)]
         self._report.lost_commits(found, taken, left)
-        self._register(taken)
+        sent_again = self._register(taken)
         recorded = self._record(epoch, found.letters)
-        self._report.salvaged(found, taken, left, recorded, (first, self.newest_sequence))
+        registered = [block for block in taken if block not in sent_again]
+        self._report.salvaged(found, registered, left, recorded, (first, self.newest_sequence), sent_again)
         self._report.damage(found, segments)
         self._driver_log.until_answered(
             "seal salvaged segments",
             lambda c: seal_salvaged(c, found.lengths, claimed=self._claim, through=self.newest_sequence),
         )
 
-    def _register(self, stored: Sequence[SalvagedBlock]) -> None:
+    def _register(self, stored: Sequence[SalvagedBlock]) -> Sequence[SalvagedBlock]:
+        """Register blocks; return those that were left out, because all of their channels are behind them by now."""
+        left_out: list[SalvagedBlock] = []
         for _, of_segment in groupby(stored, key=lambda block: block.handle.segment_id):
             for group in groups(of_segment):
-                self._register_group(group)
+                left_out += self._register_group(group)
+        return left_out
 
-    def _register_group(self, group: Sequence[SalvagedBlock]) -> None:
-        first = self.newest_sequence + 1
-        blocks = [
-            NewBlock(self._receiver_id, self._claim.epoch, sequence, block.records, block.handle.length, block.handle)
-            for sequence, block in enumerate(group, start=first)
-        ]
-        last = blocks[-1].handle
+    def _register_group(self, group: Sequence[SalvagedBlock]) -> Sequence[SalvagedBlock]:
+        last = group[-1].handle
         while True:
+            kept, moves = self._moved(group)
+            blocks = [
+                NewBlock(
+                    *(self._receiver_id, self._claim.epoch, sequence, block.records, block.handle.length, block.handle),
+                    moves=of_block,
+                )
+                for sequence, (block, of_block) in enumerate(
+                    zip(kept, moves, strict=True), start=self.newest_sequence + 1
+                )
+            ]
+            if not blocks:
+                return group
             outcome, detail = self._driver_log.until_answered(
-                "register salvaged blocks", lambda c: salvage_blocks(c, blocks, salvaged_to=last.offset + last.length)
+                "register salvaged blocks",
+                lambda c, blocks=blocks: salvage_blocks(c, blocks, salvaged_to=last.offset + last.length),  # type: ignore[misc]
             )
-            if outcome is not AddOutcome.AGAIN:
+            if outcome not in (AddOutcome.AGAIN, AddOutcome.CHANNEL_CONFLICT):
                 break
         if outcome not in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
             errors = {AddOutcome.FENCED: ReceiverFencedError, AddOutcome.GAP: SequenceGapError}
             raise errors.get(outcome, block_conflict)(detail)
         self.newest_sequence = blocks[-1].sequence
+        return [block for block in group if block not in kept]
+
+    def _moved(self, group: Sequence[SalvagedBlock]) -> tuple[list[SalvagedBlock], list[tuple[ChannelMove, ...]]]:
+        """Return the blocks to register, each with the moves of its channels, by where these are now.
+
+        A channel that is behind a block's move by now was sent again; a block of which all are is left out.
+        """
+        channels = list(dict.fromkeys(ChannelKey(move.sender, move.channel) for one in group for move in one.moves))
+        found = (
+            self._driver_log.until_answered(
+                "read positions of channels",
+                lambda c: channel_positions(c, receiver_id=self._receiver_id, channels=channels),
+            )
+            if channels
+            else []
+        )
+        positions = dict(zip(channels, found, strict=True))
+        kept, moves = [], []
+        for block in group:
+            of_block = []
+            for move in block.moves:
+                channel = ChannelKey(move.sender, move.channel)
+                if move.to_offset > positions[channel]:
+                    of_block.append(replace(move, from_offset=positions[channel]))
+                    positions[channel] = move.to_offset
+            if of_block or not block.moves:
+                kept.append(block)
+                moves.append(tuple(of_block))
+        return kept, moves
 
     def _record(self, epoch: int, letters: Sequence[StoredDeadLetter]) -> int:
         recorded = 0

@@ -73,13 +73,20 @@ class SalvageReport:
         left: Sequence[SalvagedBlock],
         recorded: int,
         registered: tuple[int, int],
+        sent_again: Sequence[SalvagedBlock] = (),
     ) -> None:
-        """Report what was settled: ``registered`` are the first and last sequence of what was taken."""
+        """Report what was settled.
+
+        ``registered`` are the first and last sequence of what was taken; ``sent_again`` are blocks of channels whose
+        senders have sent them again by now.
+        """
         said = []
         if taken:
             said.append(f"{_counted(taken)} registered as {registered[0]}..{registered[1]}")
         if left:
             said.append(f"{_counted(left)} left to the sender, who sends them again")
+        if sent_again:
+            said.append(f"{_counted(sent_again)} left out, their channels are behind them: they were sent again")
         if recorded:
             said.append(f"{recorded} dead letters recorded")
         said += [f"{path} was never made, or is gone, and is sealed as empty" for path in found.missing]
@@ -115,6 +122,11 @@ class SalvageReport:
             said.append(f"{found.damaged_registered} frames of registered blocks are damaged, their batches may fail")
         if found.damaged_letters:
             said.append(f"{found.damaged_letters} dead letters are damaged")
+        if found.damaged_moves:
+            said.append(
+                f"{found.damaged_moves} notes with positions of channels are damaged: where the driver log has lost "
+                "commits, compare what senders have with `forebay channels`"
+            )
         if found.unreadable_bytes:
             said.append(f"{found.unreadable_bytes} bytes hold no frame that can be read")
         if said:

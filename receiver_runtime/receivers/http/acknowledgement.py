@@ -30,7 +30,7 @@ from receiver_runtime.block_path.records import conform
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.receivers.http.channels.channel import elsewhere
 from receiver_runtime.receivers.http.channels.hand_over import ChannelHandOver
-from receiver_runtime.receivers.http.channels.parts import ChannelPositionError, ChannelRequest
+from receiver_runtime.receivers.http.channels.parts import ChannelPositionError, ChannelRequest, Rows
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.refusals import RETRY_SECONDS, refusal
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
@@ -387,9 +387,10 @@ class Acknowledgement:
         begin = 0
         requests: dict[ChannelRequest, WaitingRequest] = {}
         for one, place in gathered:
-            rows = batch.slice(begin, len(one.bodies))
-            begin += len(one.bodies)
-            requests[ChannelRequest(place.channel, place.offset, rows, one.rejected, one.letters)] = one
+            rows = Rows(batch, begin, len(one.bodies))
+            begin = rows.end
+            made = ChannelRequest(place.channel, place.offset, rows, one.nbytes, one.rejected, one.letters)
+            requests[made] = one
         self._of_channels |= requests
         try:
             self._channels.submit(list(requests))

@@ -150,8 +150,8 @@ class DirectRequests:
                 self._refuse(exchange, route, headers, error)
                 return
             headers_and_content = (
-                _counts(outcome.added, outcome.duplicates)
-                if route.answer is answer_json and not answered.rejected and answered.position is None
+                _counts_at(outcome.added, outcome.duplicates, outcome.position)
+                if route.answer is answer_json and not answered.rejected
                 else _written(with_position(route.answer(headers, answered), answered))
             )
             self._intake.request_ends()
@@ -178,6 +178,11 @@ class DirectRequests:
                 self._timer = self._loop.call_later(waiting.since - begun_before, self._expire)
                 return
             self._refuse(*self._open.pop(waiting), TimeoutError())
+
+
+def _counts_at(records: int, duplicates: int, position: int | None) -> tuple[bytes, bytes]:
+    head, content = _counts(records, duplicates)
+    return (head if position is None else b"%sforebay-offset: %d\r\n" % (head, position)), content
 
 
 @lru_cache(maxsize=1024)

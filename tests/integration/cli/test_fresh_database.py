@@ -30,6 +30,7 @@ COMMANDS = [
     ("batches",),
     ("batches", "replay", "words"),
     ("batches", "show", "words", "latest"),
+    ("channels", "orders"),
     ("dead-letters", "list"),
     ("events",),
     ("pipelines",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -23,12 +23,12 @@ from receiver_runtime.reporting.receiver_driver_log import ReceiverDriverLog
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source import SourceRule
 from tests.support.driver_log.log import claim_anew, make_log
-from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock, add_blocks
+from tracker_store.blocks.blocks import AddOutcome, ChannelMove, Claim, NewBlock, add_blocks
 from tracker_store.connection.engine import connect
 from tracker_store.reports.checks import check_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from receiver_runtime.block_store.frames.files import Files
@@ -78,10 +78,11 @@ class Life:
     def next_sequence(self) -> int:
         return (self.stored[-1].sequence if self.stored else self.claim.sequence) + 1
 
-    def keep(self, *values: str) -> NewBlock:
+    def keep(self, *values: str, moves: Sequence[ChannelMove] = ()) -> NewBlock:
         """Store and sync a block without registering it."""
         batch = pa.record_batch([pa.array(values, pa.string())], schema=SCHEMA)
-        block = self.handler.store_block([batch], sequence=self.next_sequence, source_rule=self.rule)
+        block = self.handler.store_block([batch], sequence=self.next_sequence, source_rule=self.rule, moves=moves)
+        block = replace(block, moves=tuple(moves))
         self.stored.append(block)
         return block
 

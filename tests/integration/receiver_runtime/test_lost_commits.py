@@ -10,6 +10,7 @@ from receiver_runtime.block_store.frames.frame import FrameKind
 from receiver_runtime.reporting.driver_log import DriverLog
 from receiver_runtime.sources.source import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
+from tracker_store.blocks.blocks import ChannelMove
 from tracker_store.connection.errors import LostCommitsError
 
 if TYPE_CHECKING:
@@ -224,3 +225,34 @@ def test_a_file_that_clean_up_deletes_during_a_salvage_is_not_reported_lost(rece
     receiver.salvage(receiver.claim(), driver_log=CleansUp(receiver.engine))
     assert receiver.segments() == []
     assert receiver.events("ERROR") == []
+
+
+def channel(receiver: SalvagedReceiver) -> list[tuple[str, int]]:
+    return [tuple(row) for row in receiver.execute("SELECT channel, position FROM forebay.channels ORDER BY channel")]
+
+
+def test_a_channel_s_blocks_are_registered_again_with_its_position(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    for n, text in enumerate(("a", "b", "c")):
+        life.keep(text, moves=[ChannelMove("", "one", n, n + 1), ChannelMove("", text, 0, 1)])
+        life.register()
+    # This one was refused: its number, and not its move, is the next one's.
+    life.keep("refused", moves=[ChannelMove("", "one", 70, 80)])
+    life.stored.pop()
+    life.keep("d", moves=[ChannelMove("", "one", 3, 4)])
+    life.register()
+    life.keep("never acknowledged", moves=[ChannelMove("", "one", 4, 5)])
+    life.close()
+    lose(receiver, after=2)
+    # The sender has sent "b" again to another receiver, and the channel "c" has not lost anything.
+    receiver.execute("DELETE FROM forebay.channels WHERE channel = 'b'")
+    receiver.execute("UPDATE forebay.channels SET position = 2 WHERE channel = 'one'")
+    receiver.execute("INSERT INTO forebay.channels VALUES (1, '', 'b', 1, 99)")
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["c"], ["d"]]
+    assert channel(receiver) == [("a", 1), ("b", 1), ("c", 1), ("one", 4)]
+    said = receiver.events("SALVAGED")[-1]
+    assert "2 blocks, 2 records registered" in said
+    assert "1 blocks, 1 records left out, their channels are behind them" in said
+    assert "left to the sender" in said
+    receiver.check()

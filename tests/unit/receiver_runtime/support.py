@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.frames.encryption import FrameEncryptor
     from receiver_runtime.block_store.stores.interface import BlockStore
-    from tracker_store.blocks.blocks import Position
+    from tracker_store.blocks.blocks import ChannelMove, Position
+    from tracker_store.blocks.channels import ChannelKey
     from tracker_store.blocks.dead_letters import StoredDeadLetter
     from tracker_store.blocks.segments import CodecSum
     from tracker_store.blocks.source_positions import Peer
@@ -214,6 +215,14 @@ class MemoryDriverLog(ReceiverDriverLog):
         assert self._log is not None
         return self._log.known_keys(keys, wait=wait)
 
+    def channel_positions(self, channels: Sequence[ChannelKey], *, wait: bool = True) -> list[int]:
+        assert self._log is not None
+        return self._log.channel_positions(channels, wait=wait)
+
+    def move_channels(self, moves: Sequence[ChannelMove]) -> bool:
+        assert self._log is not None
+        return self._log.move_channels(moves)
+
 
 def make_log(
     store: BlockStore,
@@ -271,6 +280,12 @@ class MemoryBlockLog(BlockLog):
         )
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        raise NotImplementedError
+
+    def channel_positions(self, channels: Sequence[ChannelKey], *, wait: bool = True) -> list[int]:
+        raise NotImplementedError
+
+    def move_channels(self, moves: Sequence[ChannelMove]) -> bool:
         raise NotImplementedError
 
     def chain(self, receiver_id: int) -> list[NewBlock]:

@@ -2,15 +2,12 @@
 --
 -- A new row is at the position at which the channel is without its sender, from a time when the source had no tokens,
 -- or else at 0: that is what channel_positions answers while there is no row.
+-- It is part of the functions that call it, with their rights and settings: no role may call it.
 -- One element of each array per channel; a channel may be there several times.
 -- Locks: the channels' rows, by (stream, sender, channel): two calls with the same channels wait, and don't deadlock.
 CREATE FUNCTION forebay.lock_channels(receiver_ids bigint[], senders text[], names text[])
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = forebay, pg_temp
-SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
+LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     -- A conflict with a row that another transaction is making waits for it, and makes none.

@@ -251,28 +251,29 @@ class _RequestsInOrder:
 
     def next_parts(self) -> list[ChannelPart]:
         """Return the parts of the next block, at least one: as many rows and bytes as it may have."""
-        rows_left = sum(part.rows for part in self.ready)
+        rows_left = sum(part.rows.count for part in self.ready)
         most = self._path.piece(rows_left, self._ready_bytes) if rows_left else 0
         bytes_left = self._largest_block
         parts: list[ChannelPart] = []
         while self.ready:
             part = self.ready[0]
-            if part.rows <= most and part.nbytes <= bytes_left:
+            if part.rows.count <= most and part.nbytes <= bytes_left:
                 self.ready.popleft()
             elif not part.can_be_cut:
                 if parts:
                     break
                 self.ready.popleft()
             else:
-                fitting = min(most, part.rows * max(0, bytes_left) // max(1, part.nbytes), part.rows - 1)
+                rows = part.rows.count
+                fitting = min(most, rows * max(0, bytes_left) // max(1, part.nbytes), rows - 1)
                 if fitting <= 0 and parts:
                     break
-                if part.rows > 1:
+                if rows > 1:
                     part = part.cut(max(1, fitting))
                 else:
                     self.ready.popleft()
             parts.append(part)
-            most -= part.rows
+            most -= part.rows.count
             bytes_left -= part.nbytes
         self._ready_bytes = sum(part.nbytes for part in self.ready)
         return parts
@@ -280,7 +281,7 @@ class _RequestsInOrder:
     def settle(self, block: ChannelBlock) -> None:
         """Answer what is registered with a block."""
         for part in block.parts:
-            part.request.added += part.rows
+            part.request.added += part.rows.count
             self._end_part(part)
         for move in block.moves:
             channel = ChannelKey(move.sender, move.channel)
@@ -373,7 +374,7 @@ class _BlocksInFlight:
         """Make a block of what is ready; ``store`` stores it."""
         block = ChannelBlock(self._requests.next_parts())
         self._blocks.append(block)
-        if rows := sum(part.rows for part in block.parts):
+        if rows := sum(part.rows.count for part in block.parts):
             self._path.wait_for_rate(rows, sum(part.nbytes for part in block.parts))
 
     def collect(self) -> bool:

@@ -45,9 +45,27 @@ class ChannelOutcome(NamedTuple):
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Locate rows in a batch that several requests share: a slice for each costs more than a small request."""
+
+    batch: pa.RecordBatch
+    first: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Return the number of the row behind the last one."""
+        return self.first + self.count
+
+    def of(self, first: int, count: int) -> Rows:
+        """Return some of these rows."""
+        return Rows(self.batch, self.first + first, count)
+
+
 @dataclass(slots=True, eq=False)
 class ChannelRequest:
-    """Hold one request of a channel.
+    """Hold one request of a channel. ``nbytes`` is the size of its rows.
 
     ``rejected`` of its records could not be parsed, and ``letters`` are those of them that are kept. Nothing says
     between which rows they were, so the request is taken as a whole or not at all.
@@ -55,7 +73,8 @@ class ChannelRequest:
 
     channel: ChannelKey
     offset: int
-    batch: pa.RecordBatch
+    rows: Rows
+    nbytes: int
     rejected: int = 0
     letters: Sequence[DeadLetter] = ()
     #: What was done so far, and how many parts are left to do.
@@ -68,37 +87,32 @@ class ChannelRequest:
     @property
     def end(self) -> int:
         """Return the offset behind the last record."""
-        return self.offset + int(self.batch.num_rows) + self.rejected
+        return self.offset + self.rows.count + self.rejected
 
     def part(self) -> ChannelPart:
         """Return the whole request as a part."""
-        return ChannelPart(self, self.offset, self.end, self.batch, letters=list(self.letters))
+        return ChannelPart(self, self.offset, self.end, self.rows, letters=list(self.letters))
 
 
 @dataclass(slots=True, eq=False)
 class ChannelPart:
     """Hold records of one request that go into one block: the offsets from ``begin`` to ``end``.
 
-    ``places`` has the offset of each row; None: each offset has a row.
+    ``places`` has the offset of each row; None: they follow each other from ``begin`` on.
     """
 
     request: ChannelRequest
     begin: int
     end: int
-    batch: pa.RecordBatch
+    rows: Rows
     places: npt.NDArray[np.int64] | None = None
     #: Records that could not be parsed, and are still to be stored.
     letters: list[DeadLetter] = field(default_factory=list)
-    nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        """Count the bytes."""
-        self.nbytes = self.batch.nbytes
 
     @property
-    def rows(self) -> int:
-        """Return how many rows it has."""
-        return int(self.batch.num_rows)
+    def nbytes(self) -> int:
+        """Return about how many bytes its rows have."""
+        return self.request.nbytes * self.rows.count // max(1, self.request.rows.count)
 
     @property
     def can_be_cut(self) -> bool:
@@ -106,27 +120,25 @@ class ChannelPart:
         return not self.request.rejected
 
     def _places(self) -> npt.NDArray[np.int64]:
-        return np.arange(self.begin, self.begin + self.rows) if self.places is None else self.places
+        return np.arange(self.begin, self.begin + self.rows.count) if self.places is None else self.places
 
     def drop_before(self, offset: int) -> None:
         """Leave out the records before an offset, and count them as known."""
         dropped = int(np.searchsorted(self._places(), offset))
         self.places = None if self.places is None else self.places[dropped:]
-        self.batch = self.batch.slice(dropped)
-        self.nbytes = self.batch.nbytes
+        self.rows = self.rows.of(dropped, self.rows.count - dropped)
         self.request.duplicates += offset - self.begin
         self.begin = offset
 
     def cut(self, rows: int) -> ChannelPart:
         """Cut off the first rows, and return them as a part. Some must be left."""
-        places = self._places()
-        middle = int(places[rows])
+        places = self.places
+        middle = self.begin + rows if places is None else int(places[rows])
         head = ChannelPart(
-            self.request, self.begin, middle, self.batch.slice(0, rows), None if self.places is None else places[:rows]
+            self.request, self.begin, middle, self.rows.of(0, rows), None if places is None else places[:rows]
         )
-        self.batch = self.batch.slice(rows)
-        self.places = None if self.places is None else places[rows:]
-        self.nbytes = self.batch.nbytes
+        self.rows = self.rows.of(rows, self.rows.count - rows)
+        self.places = None if places is None else places[rows:]
         self.begin = middle
         self.request.parts_left += 1
         return head
@@ -136,7 +148,8 @@ class ChannelPart:
         places = self._places()
         for place, letter in zip(places[invalid].tolist(), letters, strict=True):
             self.request.misfits[place - self.request.offset] = letter.why
-        self.batch = self.batch.filter(pa.array(~invalid))
+        left = self.rows.batch.slice(self.rows.first, self.rows.count).filter(pa.array(~invalid))
+        self.rows = Rows(left, 0, left.num_rows)
         self.places = places[~invalid]
 
 
@@ -166,7 +179,14 @@ class ChannelBlock:
 
     def joined(self) -> pa.RecordBatch:
         """Return its rows as one batch."""
-        batches = [part.batch for part in self.parts if part.rows] or [self.parts[0].batch]
+        runs: list[Rows] = []
+        for part in self.parts:
+            rows = part.rows
+            if runs and runs[-1].batch is rows.batch and runs[-1].end == rows.first:
+                runs[-1] = Rows(rows.batch, runs[-1].first, runs[-1].count + rows.count)
+            elif rows.count or not runs:
+                runs.append(rows)
+        batches = [run.batch.slice(run.first, run.count) for run in runs]
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
     def take_checked(self, checked: CheckedRows) -> Sequence[DeadLetter]:
@@ -188,8 +208,8 @@ class ChannelBlock:
         assert checked.invalid is not None
         begin = taken = 0
         for part in self.parts:
-            invalid = checked.invalid[begin : begin + part.rows]
-            begin += part.rows
+            invalid = checked.invalid[begin : begin + part.rows.count]
+            begin += part.rows.count
             if count := int(invalid.sum()):
                 yield part, invalid, checked.letters[taken : taken + count]
                 taken += count

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TIME = NOON.isoformat()
 MISTYPED = {
-    "lines": ["tap line", "streams remove line --yes", "blocks list Lines", "dead-letters list line"],
+    "lines": ["tap line", "streams remove line --yes", "blocks list Lines", "dead-letters list line", "channels line"],
     "lines/1": [
         *(f"receivers {what} line/1" for what in ("pause", "restart", "start", "stop")),
         *("blocks records lines/9 1", "dead-letters list lines/9", "tap lines --receiver 9", "logs lines/9"),

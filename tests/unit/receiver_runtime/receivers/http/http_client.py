@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.receivers.http.acknowledgement import Acknowledgement, Stored, WaitingRequest
 from receiver_runtime.receivers.http.declaration import Http
-from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
+from tests.unit.receiver_runtime.receivers.http.channels.channel_log import ChannelBlockLog
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually
 
@@ -48,7 +48,7 @@ class Listening:
     """A receiver that listens, and the port of its newest start."""
 
     rig: Rig
-    log: KeyedBlockLog
+    log: ChannelBlockLog
     context: ssl.SSLContext | None = None
 
     @property
@@ -153,7 +153,7 @@ def listening(
     **fields: Any,  # noqa: ANN401  fields of the source
 ) -> Iterator[Listening]:
     receiver = make_receiver(Http.model_validate({"listen": "127.0.0.1:0"} | fields))
-    log = KeyedBlockLog()
+    log = ChannelBlockLog()
     with rig(root, receiver, log=log, stream_name=stream_name, row_check=row_check, **(settings or {})) as made:
         one = Listening(made, log, context)
         eventually(lambda: any(reason.startswith("listening on ") for reason in made.reporter.reasons), "listening")
