@@ -9,40 +9,30 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NoReturn
 
 from forebay.client.backoff import Backoff
+from forebay.client.batch_size import BatchSize
 from forebay.client.channel_requests import NoAnswerError
 from forebay.client.errors import ChannelMismatchError, RequestRefusedError, SendError
+from forebay.client.meeting import meet
 
 if TYPE_CHECKING:
+    from forebay.client.batch import Batch
+    from forebay.client.batch_size import BatchLimits
     from forebay.client.channel_requests import Answer, ChannelRequests
     from forebay.client.framing import Framing
-    from forebay.client.spool import Batch, Spool
+    from forebay.client.meeting import OnMismatch
+    from forebay.client.spool import Spool
 
 _log = logging.getLogger("forebay.client")
 
-OnMismatch = Literal["error", "resend", "discard"]
 # A batch that is refused by one of these is divided until the record is found that is refused by itself.
 _REFUSES_RECORDS = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
 _NOT_A_CHANNEL = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
-_WAYS_OUT = (
-    'open the sender with on_mismatch="resend" to send what the spool holds as new records, with "discard" to delete '
-    "what it holds that may have been sent, or take another channel and spool"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Hold what a request has at most, and how long a record waits for others."""
-
-    records: int
-    bytes: int
-    linger: float
 
 
 class Delivery:
@@ -73,11 +63,8 @@ class Delivery:
         self._next = spool.first
         self._sent = spool.first
         # No earlier process has sent records from here on.
-        self._own_from = spool.end if spool.state.unsent_from is None else spool.state.unsent_from
-        # A part of the records up to here is refused: a request takes half of them.
-        self._divided_until: int | None = None
-        # What a request has at most: now, and as far as the receiver is known to take.
-        self._batch_bytes = self._most_bytes = limits.bytes
+        self._own_from = spool.end
+        self._size = BatchSize(limits)
         #: Why it ended; None: it has not.
         self.failure: SendError | None = None
         #: Why the last request must be sent again; "": it was answered well.
@@ -89,12 +76,21 @@ class Delivery:
         try:
             self._meet_channel()
             while self._wait_for_records():
-                self._deliver_or_wait()
-        except SendError as error:
-            self._fail(error)
+                try:
+                    self._deliver()
+                except OSError as error:
+                    # Such as a full disk: nothing was forgotten, so the same is done again.
+                    self._wait_again(str(error))
         except Exception as error:  # noqa: BLE001  callers get it
-            _log.exception("the sender of %s failed", self._spool.folder)
-            self._fail(SendError(f"{self._spool.folder}: {type(error).__name__}: {error}: open the sender again"))
+            with self._spool.changed:
+                if isinstance(error, SendError):
+                    self.failure = error
+                else:
+                    said = f"{self._spool.folder}: {type(error).__name__}: {error}: open the sender again"
+                    self.failure = SendError(said)
+                if not self._is_stopped:
+                    _log.error("%s", self.failure, exc_info=None if isinstance(error, SendError) else error)
+                self._spool.changed.notify_all()
         finally:
             self._requests.close()
 
@@ -118,13 +114,6 @@ class Delivery:
                 self._flushes -= 1
             return self._spool.acknowledged >= index
 
-    def _fail(self, error: SendError) -> None:
-        with self._spool.changed:
-            if not self._is_stopped:
-                _log.error("%s: %s", self._spool.folder, error)
-            self.failure = error
-            self._spool.changed.notify_all()
-
     # -- the channel's position ----------------------------------------------------------------------------------------
 
     def _meet_channel(self) -> None:
@@ -133,9 +122,10 @@ class Delivery:
             if self._is_stopped:
                 return
         with self._spool.changed:
-            shift = self._shift_at(position)
-            self._spool.bind(shift=shift)
-            self._next = self._spool.state.index_of(position)
+            met = meet(self._spool, position, self._on_mismatch)
+            self._spool.bind(met.shift)
+            self._own_from = met.unsent_from
+            self._next = met.registered
             self._sent = max(self._own_from, self._next)
             self._spool.acknowledge(self._next)
 
@@ -157,36 +147,6 @@ class Delivery:
         self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
         return None
 
-    def _shift_at(self, position: int) -> int:
-        """Return the shift with which the spool goes on at a position. Raises ChannelMismatchError."""
-        spool, state = self._spool, self._spool.state
-        if state.shift is None:
-            return position - spool.first
-        first, unsent = state.offset_of(spool.first), state.offset_of(self._own_from)
-        if first <= position <= unsent:
-            return state.shift
-        if position > unsent and spool.first >= self._own_from:
-            # All that it holds is new, and the channel has gone on without it.
-            _log.warning("%s: the channel is at %d, not %d: goes on there", spool.folder, position, unsent)
-            return state.shift + position - unsent
-        if self._on_mismatch == "resend":
-            self._own_from = spool.first
-            return state.shift + position - first
-        if self._on_mismatch == "discard":
-            spool.acknowledge(self._own_from)
-            # `acknowledge` may have changed it.
-            return state.shift + position - unsent
-        if position < first:
-            raise ChannelMismatchError(
-                f"the channel expects the record with offset {position}, and {spool.folder} holds only those from "
-                f"{first} on: the receiver lost records that it had registered (its driver log was restored, or its "
-                f"stream removed), or the token is another sender's: {_WAYS_OUT}"
-            )
-        raise ChannelMismatchError(
-            f"the channel expects the record with offset {position}, and {spool.folder} has sent only those before "
-            f"{unsent}: the spool is an old copy, or another sender uses the channel: {_WAYS_OUT}"
-        )
-
     # -- records -------------------------------------------------------------------------------------------------------
 
     def _wait_for_records(self) -> bool:
@@ -195,7 +155,7 @@ class Delivery:
         with spool.changed:
             spool.wake_at = self._next + 1
             spool.changed.wait_for(lambda: self._is_stopped or spool.end > self._next)
-            if not self._flushes and self._divided_until is None:
+            if not self._flushes and not self._size.is_searching:
                 full = self._next + self._limits.records
                 spool.wake_at = full
                 spool.changed.wait_for(
@@ -204,19 +164,11 @@ class Delivery:
             spool.wake_at = None
             return not self._is_stopped
 
-    def _deliver_or_wait(self) -> None:
-        try:
-            self._deliver()
-        except OSError as error:
-            # Such as a full disk: nothing was forgotten, so the same is done again.
-            self._wait_again(str(error))
-
     def _deliver(self) -> None:
         """Send one request, and do what its answer says."""
         until = self._spool.sync() if self._syncs else self._spool.end
-        batch = self._spool.read(
-            self._next, until=min(until, self._next + self._most_records()), most_bytes=self._batch_bytes
-        )
+        until = min(until, self._size.end_from(self._next))
+        batch = self._spool.read(self._next, until=until, most_bytes=self._size.bytes)
         offset = self._spool.state.offset_of(batch.first)
         is_first = batch.first >= max(self._own_from, self._sent)
         self._sent = max(self._sent, batch.end)
@@ -224,23 +176,19 @@ class Delivery:
             answer = self._requests.send(batch.body, offset=offset, content_type=self._framing.content_type)
         except NoAnswerError as error:
             if error.was_sent:
-                # It may be too much for its time limit, or for what is in between.
-                self._batch_bytes = max(1, min(self._batch_bytes, len(batch.body)) // 2)
+                self._size.on_no_answer(len(batch.body))
             self._wait_again(str(error))
             return
         if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
             self._registered(batch, offset, answer, is_first=is_first)
         elif answer.status == HTTPStatus.CONFLICT and answer.offset is not None:
+            if is_first and answer.offset > offset:
+                self._doubt(batch, answer.offset - offset)
             self._go_on_from(answer.offset, offset, answer)
         elif answer.status in _REFUSES_RECORDS:
             self._refused(batch, offset, answer)
         else:
             self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
-
-    def _most_records(self) -> int:
-        if self._divided_until is None:
-            return self._limits.records
-        return max(1, (self._divided_until - self._next) // 2)
 
     def _registered(self, batch: Batch, offset: int, answer: Answer, *, is_first: bool) -> None:
         if answer.offset is None:
@@ -254,14 +202,20 @@ class Delivery:
                 "declare the source without `body`, and open the sender with the records that it takes"
             )
         if is_first and answer.duplicates:
-            raise ChannelMismatchError(
-                f"{answer.duplicates} records from offset {offset} on were registered before this sender sent them: "
-                "another sender uses the channel, and these records are not registered: give each a channel of its own"
-            )
+            self._doubt(batch, answer.duplicates)
         self.dead_letters += answer.dead_letters
-        self._batch_bytes = min(self._most_bytes, self._batch_bytes * 5 // 4 + 1)
+        self._size.on_taken()
         self._answered_well()
         self._move_to(answer.offset)
+
+    def _doubt(self, batch: Batch, known: int) -> NoReturn:
+        """End: the receiver had records that were never sent."""
+        assert self._spool.state.shift is not None
+        self._spool.bind(self._spool.state.shift, doubted=(batch.first, batch.end))
+        raise ChannelMismatchError(
+            f"{known} records were registered before {self._spool.folder} sent them: another sender uses the channel, "
+            "or a proxy repeats requests by itself: give each sender a channel of its own, and stop the proxy's retries"
+        )
 
     def _go_on_from(self, position: int, offset: int, answer: Answer) -> None:
         """Go on where the receiver is."""
@@ -284,19 +238,17 @@ class Delivery:
                 "another sender uses the channel, or its stream was removed or restored: open the sender again"
             )
         self._next = state.index_of(position)
-        if self._divided_until is not None and self._next >= self._divided_until:
-            self._divided_until = None
+        self._size.on_moved(self._next)
         self._spool.acknowledge(self._next)
 
     def _refused(self, batch: Batch, offset: int, answer: Answer) -> None:
         """Divide a batch that is refused, until the record is found; set that one aside."""
         self.last_error = f"{answer.status}: {answer.reason}"
         if batch.count > 1:
-            self._divided_until = min(self._divided_until or batch.end, batch.end)
             if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-                # It is too large wherever the records are: what follows is sent in parts at once.
-                self._divided_until = None
-                self._batch_bytes = self._most_bytes = max(1, len(batch.body) // 2)
+                self._size.on_too_large(len(batch.body))
+            else:
+                self._size.on_refused(batch.end)
             return
         why = self.last_error
         # An earlier request with the record, whose answer was lost, may have been registered.
@@ -313,7 +265,7 @@ class Delivery:
         record = self._framing.record_of(batch.body)
         self._spool.set_aside(batch.first, answer.status, answer.reason, record)
         _log.warning("%s: a record was refused and set aside: %s", self._spool.refused.path, why)
-        self._divided_until = None
+        self._size.on_set_aside()
         self._answered_well()
         self._move_to(offset)
 

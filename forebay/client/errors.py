@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class SendError(Exception):
-    """The sender can't go on: read the message, which says how to fix it."""
+    """Sending has failed: the message says how to fix it."""
 
 
 class RecordRefusedError(SendError, ValueError):
-    """A record can't be sent as it is: correct it. It is not in the spool."""
+    """Not a record that can be sent: correct it. It is not in the spool."""
 
 
 class SpoolFullError(SendError, TimeoutError):
-    """The spool is full: wait until the receiver has taken records, or give `max_spool_bytes` more."""
+    """No room is left in the spool: wait until the receiver has taken records, or raise `spool_bytes`."""
 
 
 class SpoolLockedError(SendError):
@@ -20,7 +20,7 @@ class SpoolLockedError(SendError):
 
 
 class SpoolDamagedError(SendError):
-    """A file of the spool is not as it was written: restore it, or move the spool away."""
+    """Some file of the spool is not as it was written: restore it, or move the spool away."""
 
 
 class ChannelMismatchError(SendError):
@@ -28,7 +28,7 @@ class ChannelMismatchError(SendError):
 
 
 class RequestRefusedError(SendError):
-    """The receiver refuses all requests of this sender: correct its URL, token or source."""
+    """Requests are refused whatever they hold: correct the URL or the source."""
 
 
 class FlushTimeoutError(SendError, TimeoutError):
@@ -36,4 +36,4 @@ class FlushTimeoutError(SendError, TimeoutError):
 
 
 class SenderClosedError(SendError):
-    """The sender is closed: open another one."""
+    """Nothing is sent after `close`: open another sender."""

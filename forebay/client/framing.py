@@ -21,6 +21,8 @@ Record = bytes | bytearray | memoryview | str | Mapping[str, object] | list[obje
 
 # What a JSON text begins with. The receiver would take other bytes for a byte-order mark or a compressed body.
 _JSON_BEGINS = re.compile(rb'[ \t\r]*[{\["\-0-9tfn]')
+# The same for lines: one that begins otherwise.
+_OTHER_BEGINS = re.compile(rb'^(?![ \t\r]*[{\["\-0-9tfn])(?!\Z)', re.MULTILINE)
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _SHOWN = 60  # bytes of a record that an error shows
 
@@ -35,6 +37,10 @@ class Framing(Protocol):
 
     def encode(self, record: Record) -> bytes:
         """Return a record as it is sent. Raises RecordRefusedError, and TypeError if it is none."""
+        ...
+
+    def encode_many(self, records: Sequence[Record]) -> bytes:
+        """Return records as they are sent, one after the other; at least one. Raises as `encode`, for any of them."""
         ...
 
     def cut(self, body: bytes, counts: Sequence[int]) -> list[int]:
@@ -57,6 +63,17 @@ class JsonLines:
         line = bytes_of(record)
         self.check(line)
         return line + b"\n"
+
+    def encode_many(self, records: Sequence[Record]) -> bytes:
+        """See `Framing`."""
+        try:
+            framed = b"\n".join(records) + b"\n"  # type: ignore[arg-type]
+        except TypeError:
+            framed = b""
+        if framed.count(b"\n") == len(records) and _OTHER_BEGINS.search(framed) is None and _is_utf8(framed):
+            return framed
+        # Some of them are no bytes, or none that can be sent.
+        return b"".join(map(self.encode, records))
 
     @staticmethod
     def check(line: bytes) -> None:
@@ -110,6 +127,15 @@ def bytes_of(record: Record) -> bytes:
     except (UnicodeEncodeError, ValueError, TypeError, RecursionError) as error:
         raise RecordRefusedError(f"a record can't be written as JSON: {error}: correct it") from error
     raise TypeError(f"a record is bytes, text, or a mapping or list to write as JSON: not {type(record).__name__}")
+
+
+def _is_utf8(data: bytes) -> bool:
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def _shown(record: bytes) -> str:

@@ -47,6 +47,9 @@ class RefusedRecords:
 
     def add(self, index: int, status: int, reason: str, record: bytes) -> None:
         """Keep a record durably, unless it was kept before a kill. Raises OSError."""
+        if not self.path.exists():
+            # Somebody has dealt with those before.
+            self.count, self.size, self._last = 0, 0, None
         if self._last == index:
             return
         kept: dict[str, object] = {

@@ -66,6 +66,8 @@ class Segment:
         self.end = first
         self.size = EMPTY_BYTES
         self.descriptor = descriptor
+        #: Whether a failed write may have left bytes behind the end.
+        self.is_broken = False
         # Where the frame is that a reader needs next who reads in order.
         self._next = (first, EMPTY_BYTES)
 
@@ -117,10 +119,10 @@ class Segment:
                 rest = memoryview(frame)[written:]
                 written += os.pwrite(self.descriptor, rest, self.size + written)
         except OSError:
-            os.ftruncate(self.descriptor, self.size)
+            self._cut_back()
             raise
         if written < len(frame):
-            os.ftruncate(self.descriptor, self.size)
+            self._cut_back()
             raise OSError(errno.ENOSPC, f"only {written} of {len(frame)} bytes were written", str(self.path))
         self.size += len(frame)
         self.end += count
@@ -167,6 +169,12 @@ class Segment:
         """Close the file and delete it."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+    def _cut_back(self) -> None:
+        """Cut what a failed write left behind the end."""
+        self.is_broken = True
+        os.ftruncate(self.descriptor, self.size)
+        self.is_broken = False
 
     def _write_magic(self) -> None:
         os.pwrite(self.descriptor, _MAGIC, 0)

@@ -12,22 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from forebay.client.batch_size import BatchLimits
 from forebay.client.channel_requests import ChannelRequests
-from forebay.client.delivery import BatchLimits, Delivery, OnMismatch
-from forebay.client.errors import FlushTimeoutError, SenderClosedError, SpoolFullError
+from forebay.client.delivery import Delivery
+from forebay.client.errors import FlushTimeoutError, RecordRefusedError, SenderClosedError, SpoolFullError
 from forebay.client.framing import FRAMINGS
 from forebay.client.spool import Spool
 
 if TYPE_CHECKING:
     import os
     import ssl
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from forebay.client.framing import Record
+    from forebay.client.meeting import OnMismatch
 
 _log = logging.getLogger("forebay.client")
 
-_FRAME_BYTES = 2**18  # of the frames in which `send_many` spools
+# Of the frames in which `send_many` spools.
+_FRAME_BYTES, _FRAME_RECORDS = 2**18, 1_000
 _CLOSE_SECONDS = 10.0
 _JOIN_SECONDS = 10.0
 
@@ -185,19 +188,16 @@ class Sender:
 
     def send_many(self, records: Iterable[Record]) -> None:
         """Spool records, faster than one by one. Raises as `send`: then those before the record may be spooled."""
-        encode, parts, size, end = self._framing.encode, [], 0, 0
-        try:
-            for record in records:
-                part = encode(record)
-                parts.append(part)
-                size += len(part)
-                if size >= _FRAME_BYTES:
-                    framed, count = b"".join(parts), len(parts)
-                    parts, size = [], 0
-                    end = self._append(framed, count)
-        finally:
-            if parts:
-                end = self._append(b"".join(parts), len(parts))
+        end = 0
+        for group in _groups(records):
+            try:
+                framed = self._framing.encode_many(group)
+            except (RecordRefusedError, TypeError):
+                # Those before it are sent.
+                for record in group:
+                    end = self._append(self._framing.encode(record), 1)
+                raise
+            end = self._append(framed, len(group))
         if self._fsync == "always" and end:
             self._spool.sync(end)
 
@@ -290,3 +290,17 @@ class Sender:
                 self._spool.sync()
             except Exception as error:  # noqa: BLE001  the next send raises it
                 _log.warning("%s", error)
+
+
+def _groups(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield records in groups that are spooled at once."""
+    group: list[Record] = []
+    size = 0
+    for record in records:
+        group.append(record)
+        size += len(record) if hasattr(record, "__len__") else 0
+        if size >= _FRAME_BYTES or len(group) >= _FRAME_RECORDS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -7,44 +7,27 @@ is not acknowledged.
 
 from __future__ import annotations
 
-import fcntl
-import itertools
-import logging
 import os
 import threading
 from bisect import bisect_right
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from forebay.client.errors import RecordRefusedError, SpoolDamagedError, SpoolFullError, SpoolLockedError
+from forebay.client.batch import Batch, batch_of
+from forebay.client.errors import RecordRefusedError, SpoolDamagedError, SpoolFullError
 from forebay.client.refused_records import RefusedRecords
-from forebay.client.segment import HEAD_BYTES, SUFFIX, Segment, first_of, frame_of
-from forebay.client.spool_state import SpoolState, read_state, sync_folder
+from forebay.client.segment import HEAD_BYTES, Segment, frame_of
+from forebay.client.spool_files import locked, opened
+from forebay.client.spool_state import sync_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from forebay.client.framing import Framing
 
-_log = logging.getLogger("forebay.client")
-
 _SEGMENT_BYTES = 2**23
 _LEAST_SPOOL_BYTES = 2**16
 _SEGMENTS = 4  # a spool's limit is at least so many segments, so that room comes in parts
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Hold records of one request: the index of the first, how many, and their bytes as they are sent."""
-
-    first: int
-    count: int
-    body: bytes
-
-    @property
-    def end(self) -> int:
-        """Return the index behind the last record."""
-        return self.first + self.count
 
 
 class Spool:
@@ -59,7 +42,7 @@ class Spool:
             OSError: the folder can't be used.
         """
         if most_bytes < _LEAST_SPOOL_BYTES:
-            raise ValueError(f"max_spool_bytes is {most_bytes}: give it at least {_LEAST_SPOOL_BYTES}")
+            raise ValueError(f"spool_bytes is {most_bytes}: give it at least {_LEAST_SPOOL_BYTES}")
         self.folder = folder
         self.changed = threading.Condition()
         #: An append that reaches this index notifies.
@@ -70,10 +53,10 @@ class Spool:
         self._sync_lock = threading.Lock()
         self._broken: SpoolDamagedError | None = None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _locked(folder)
+        self._lock = locked(folder)
         try:
             self.refused = RefusedRecords(folder)
-            self.state, self._segments = self._opened(channel)
+            self.state, self._segments = opened(folder, channel, framing.name)
         except BaseException:
             os.close(self._lock)
             raise
@@ -114,30 +97,7 @@ class Spool:
             segment = self._segments[place]
             until = min([until, segment.end, *(refused for refused in self.state.refused if refused > index)])
             frames = segment.read(index, most_bytes + HEAD_BYTES)
-        parts: list[bytes] = []
-        size, at = 0, index
-        for frame, records in frames:
-            upto = min(until, frame.index + frame.count)
-            part = records
-            if at > frame.index or upto < frame.index + frame.count:
-                begin, end = self._framing.cut(records, (at - frame.index, upto - frame.index))
-                part = records[begin:end]
-            if size + len(part) > most_bytes:
-                if parts:
-                    break
-                part, upto = self._fitting(part, at, upto, most_bytes)
-            parts.append(part)
-            size += len(part)
-            at = upto
-            if at >= until or size >= most_bytes:
-                break
-        return Batch(index, at - index, b"".join(parts))
-
-    def _fitting(self, records: bytes, index: int, until: int, most_bytes: int) -> tuple[bytes, int]:
-        """Return as many records as fit, at least one, and the index behind them."""
-        ends = self._framing.cut(records, range(1, until - index + 1))
-        count = max(1, bisect_right(ends, most_bytes))
-        return records[: ends[count - 1]], index + count
+        return batch_of(frames, self._framing, index=index, until=until, most_bytes=most_bytes)
 
     # -- what is added and goes ----------------------------------------------------------------------------------------
 
@@ -155,23 +115,18 @@ class Spool:
             self._check()
             if len(frame) > self._most_bytes // 2:
                 raise RecordRefusedError(
-                    f"a record of {len(records)} bytes has no room in a spool of {self._most_bytes}: "
-                    "give max_spool_bytes more"
+                    f"a record of {len(records)} bytes has no room in a spool of {self._most_bytes}: raise spool_bytes"
                 )
             active = self._segments[-1]
             if active.end > active.first and active.size + len(frame) > self._segment_bytes:
                 self._rotate()
             if self.used_bytes + len(frame) > self._most_bytes:
                 raise SpoolFullError(
-                    f"{self.folder} has {self.used_bytes} bytes, max_spool_bytes is {self._most_bytes}, and "
+                    f"{self.folder} has {self.used_bytes} bytes, spool_bytes is {self._most_bytes}, and "
                     f"{self.end - self.acknowledged} records are not registered yet"
                 )
             active = self._segments[-1]
-            try:
-                active.append(frame, count)
-            except OSError:
-                self._check_end(active)
-                raise
+            active.append(frame, count)
             if self.wake_at is not None and active.end >= self.wake_at:
                 self.changed.notify_all()
             return active.end
@@ -221,11 +176,17 @@ class Spool:
                 self.state.refused = before
                 raise
 
-    def bind(self, *, shift: int) -> None:
-        """Note durably which offsets the records have, before any is sent."""
+    def bind(self, shift: int, *, doubted: Sequence[int] = ()) -> None:
+        """Note durably which offsets the records have, before any is sent.
+
+        Args:
+            shift: see `SpoolState`.
+            doubted: first and end of records that the receiver had before they were sent.
+        """
         with self.changed:
             self.state.shift = shift
             self.state.unsent_from = None
+            self.state.doubted = list(doubted)
             self.state.write(self.folder)
 
     def close(self) -> None:
@@ -241,47 +202,6 @@ class Spool:
                 self._broken = SpoolDamagedError(f"{self.folder} is closed")
 
     # -- its files -----------------------------------------------------------------------------------------------------
-
-    def _opened(self, channel: str) -> tuple[SpoolState, list[Segment]]:
-        state = read_state(self.folder)
-        names = sorted(path for path in self.folder.iterdir() if path.name.endswith(SUFFIX))
-        if not names:
-            # It is new, or its records are lost: then the channel goes on where the receiver is.
-            if state is not None and state.shift is not None:
-                _log.warning("%s has no records any more: it goes on where its channel is", self.folder)
-            state = SpoolState(channel, self._framing.name)
-            state.write(self.folder)
-            segments = [Segment.create(self.folder, 0)]
-            sync_folder(self.folder)
-            return state, segments
-        if state is None:
-            raise SpoolDamagedError(
-                f"{self.folder} has records, and no state.json: restore it, or move the spool away and use another one"
-            )
-        for name, theirs, ours in (("channel", state.channel, channel), ("records", state.records, self._framing.name)):
-            if theirs != ours:
-                raise SpoolDamagedError(
-                    f"{self.folder} is a spool of {name} {theirs!r}, not {ours!r}: open it so, or take another folder"
-                )
-        return state, self._opened_segments(state, names)
-
-    def _opened_segments(self, state: SpoolState, names: list[Path]) -> list[Segment]:
-        segments: list[Segment] = []
-        try:
-            segments.extend(Segment.open(path, first_of(path)) for path in names)
-            for segment, following in itertools.pairwise(segments):
-                segment.end = following.first
-            if torn := segments[-1].recover():
-                _log.warning("%s: cut %d bytes of a record that was not written whole", segments[-1].path, torn)
-            os.fsync(segments[-1].descriptor)
-            if state.unsent_from is None:
-                state.unsent_from = segments[-1].end
-                state.write(self.folder)
-        except BaseException:
-            for segment in segments:
-                segment.close()
-            raise
-        return segments
 
     def _rotate(self) -> None:
         """Begin a segment. The one before is on the disk as a whole, so only the last one can have a torn tail."""
@@ -306,26 +226,11 @@ class Spool:
                 self.state.write(self.folder)
 
     def _check(self) -> None:
+        if self._segments[-1].is_broken:
+            self._break(f"{self._segments[-1].path} has an unknown end after a failed write")
         if self._broken is not None:
             raise self._broken
 
-    def _check_end(self, segment: Segment) -> None:
-        """Take no more records if a failed write may have left bytes behind the end."""
-        if os.fstat(segment.descriptor).st_size != segment.size:
-            self._break(f"{segment.path} has an unknown end after a failed write")
-
-    def _break(self, why: str) -> None:
+    def _break(self, why: str) -> NoReturn:
         self._broken = SpoolDamagedError(f"{why}: close the sender, mend the disk, and open it again")
         raise self._broken
-
-
-def _locked(folder: Path) -> int:
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise SpoolLockedError(
-            f"{folder} is open in another process or sender: give each a spool and a channel of its own"
-        ) from error
-    return descriptor

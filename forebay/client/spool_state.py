@@ -32,6 +32,8 @@ class SpoolState:
         shift: offset minus index, where no record of `refused` is before. None: the spool has never met its channel.
         refused: the indexes of the records that the receiver refused, ascending, as far as the spool may hold them.
         unsent_from: the index from which on no record was ever sent. None: all may have been.
+        doubted: first and end of records that the receiver had before they were sent: its owner must decide whether
+            they are these. Empty: none.
     """
 
     channel: str
@@ -39,6 +41,7 @@ class SpoolState:
     shift: int | None = None
     refused: list[int] = field(default_factory=list)
     unsent_from: int | None = 0
+    doubted: list[int] = field(default_factory=list)
 
     def offset_of(self, index: int) -> int:
         """Return the offset of a record, or of the next one that is not refused."""
@@ -99,13 +102,20 @@ def read_state(folder: Path) -> SpoolState | None:
 
 
 def _check(state: SpoolState) -> None:
-    if not isinstance(state.channel, str) or not isinstance(state.records, str) or not isinstance(state.refused, list):
+    if not isinstance(state.channel, str) or not isinstance(state.records, str) or not _are_lists(state):
         raise TypeError("it has other types")
-    numbers = [number for number in (state.shift, state.unsent_from) if number is not None] + state.refused
+    numbers = [number for number in (state.shift, state.unsent_from) if number is not None]
+    numbers += state.refused + state.doubted
     if any(type(number) is not int or abs(number) >= _MOST_OFFSET for number in numbers):
         raise TypeError("a number is none")
     if sorted(set(state.refused)) != state.refused:
         raise ValueError("refused is not in order")
+    if len(state.doubted) not in {0, 2}:
+        raise ValueError("doubted is no first and end")
+
+
+def _are_lists(state: SpoolState) -> bool:
+    return isinstance(state.refused, list) and isinstance(state.doubted, list)
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,6 +11,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.compute as pc
+import pytest
 
 from receiver_runtime.receivers.http.declaration import Http
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
@@ -69,8 +71,7 @@ def check_each_once_in_order(rig: ReceiverRig, channels: int, records: int) -> N
     ):
         for batch in store.read_batches(row.path, row.offset, row.length, row.crc32c):
             column = batch.column(0)
-            lengths = column.value_lengths()
-            assert lengths.to_numpy().tolist() == [RECORD_BYTES] * len(column)
+            assert pc.unique(pc.binary_length(column)).to_pylist() == [RECORD_BYTES]
             text = np.frombuffer(b"".join(column.to_pylist()), np.uint8).reshape(-1, RECORD_BYTES) - ord("0")
             of = text[:, _C : _C + 3] @ np.array([100, 10, 1])
             numbers = text[:, _N : _N + 8].astype(np.int64) @ (10 ** np.arange(7, -1, -1))
@@ -92,7 +93,7 @@ def run(
     kills: int,
     every: float,
     fsync: str,
-) -> ReceiverRig:
+) -> None:
     """Send records through channels while senders and receiver are killed in turn, and check what is registered."""
     chance = random.Random(channels)
     with held_port() as port:
@@ -120,10 +121,23 @@ def run(
                 due = time.monotonic() + every * chance.uniform(0.5, 1.5)
             assert killed >= kills, f"only {killed} kills before all was sent: send more"
             check_each_once_in_order(rig, channels, records)
-            [(rows,)] = rig.execute("SELECT count(*) FROM forebay.channels")
+            [(rows, size, blocks)] = rig.execute(
+                "SELECT (SELECT count(*) FROM forebay.channels), pg_total_relation_size('forebay.channels'), "
+                "(SELECT count(*) FROM forebay.blocks)"
+            )
+            print(f"{killed} kills, {rows} channels in {size} bytes, {blocks} blocks of {channels * records} records")  # noqa: T201  shown with -s
+            # It grows by channels, and not by records.
             assert rows == channels
-    return rig
+            assert size < 2**20 + 10_000 * channels
 
 
 def test_each_record_of_channels_once_with_kills_on_both_sides(database_url: str, tmp_path: Path) -> None:
     run(database_url, tmp_path, channels=3, records=40_000, processes=2, kills=4, every=0.7, fsync="interval")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_ten_million_records_of_a_hundred_channels_once_with_kills_on_both_sides(
+    database_url: str, tmp_path: Path
+) -> None:
+    run(database_url, tmp_path, channels=100, records=100_000, processes=4, kills=20, every=4.0, fsync="interval")

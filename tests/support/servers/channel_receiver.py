@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
+from tests.support.polling import joined
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -111,4 +113,4 @@ def channel_receiver() -> Iterator[ChannelReceiver]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
+        joined(thread)

@@ -23,7 +23,7 @@ from forebay.client import (
     SenderLimits,
     SpoolFullError,
 )
-from tests.support.polling import eventually
+from tests.support.polling import eventually, joined
 from tests.support.servers.channel_receiver import ChannelReceiver, Reply, channel_receiver
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def test_a_full_spool_makes_send_wait_and_then_says_so(receiver: ChannelReceiver
     receiver.before = wait
     limits = SenderLimits(linger=0.001, spool_bytes=2**16, full_timeout=0.2)
     with sender(receiver, tmp_path, limits=limits) as made:
-        with pytest.raises(SpoolFullError, match="max_spool_bytes is 65536"):
+        with pytest.raises(SpoolFullError, match="spool_bytes is 65536"):
             send_kilobytes(made, 1000)
         sent = made.status().taken
         assert 40 < sent < 70
@@ -394,8 +394,9 @@ def test_a_channel_that_is_set_back_while_records_are_sent_stops_the_sender(
             made.flush(SECONDS)
 
 
+@pytest.mark.parametrize(("choice", "wanted"), [("resend", [b"1", b"2", b"3", b"4"]), ("discard", [b"1", b"3", b"4"])])
 def test_two_senders_of_one_channel_are_found_before_records_are_taken_for_known(
-    receiver: ChannelReceiver, tmp_path: Path
+    receiver: ChannelReceiver, tmp_path: Path, choice: str, wanted: list[bytes]
 ) -> None:
     with sender(receiver, tmp_path / "0") as one, sender(receiver, tmp_path / "1") as two:
         eventually(lambda: len(receiver.asked) == 2, "both to meet the channel")
@@ -404,6 +405,19 @@ def test_two_senders_of_one_channel_are_found_before_records_are_taken_for_known
         two.send(b"2")
         with pytest.raises(ChannelMismatchError, match="another sender uses the channel"):
             two.flush(SECONDS)
+    # The next process does not take them for registered.
+    with (
+        sender(receiver, tmp_path / "1") as two,
+        pytest.raises(ChannelMismatchError, match=r"1 records before .*may be another sender's"),
+    ):
+        two.flush(SECONDS)
+    with sender(receiver, tmp_path / "1", on_mismatch=choice) as two:
+        two.send(b"3")
+        two.flush(SECONDS)
+    with sender(receiver, tmp_path / "1") as two:
+        two.send(b"4")
+        two.flush(SECONDS)
+    assert receiver.channels["a"] == wanted
 
 
 # -- answers of others -------------------------------------------------------------------------------------------------
@@ -453,7 +467,7 @@ def test_threads_may_send_at_the_same_time(receiver: ChannelReceiver, tmp_path: 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            joined(thread)
         made.flush(SECONDS)
     found = [json.loads(record) for record in receiver.channels["a"]]
     assert sorted(found) == [[thread, number] for thread in range(4) for number in range(100)]
@@ -470,7 +484,7 @@ def test_threads_may_send_at_the_same_time(receiver: ChannelReceiver, tmp_path: 
         ({"fsync": "sometimes"}, "fsync is 'sometimes'"),
         ({"records": "text"}, "records is 'text'"),
         ({"token": "a\nb"}, "token"),
-        ({"limits": SenderLimits(spool_bytes=1000)}, "max_spool_bytes"),
+        ({"limits": SenderLimits(spool_bytes=1000)}, "spool_bytes is 1000"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, named: dict[str, object], why: str) -> None:

@@ -60,7 +60,7 @@ class SpoolAgainstList(RuleBasedStateMachine):
 
     @initialize()
     def bind(self) -> None:
-        self._spool.bind(shift=0)
+        self._spool.bind(0)
 
     @rule(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=4))
     def append(self, sizes: list[int]) -> None:
@@ -215,7 +215,7 @@ def test_a_failed_sync_is_never_taken_for_a_good_one(tmp_path: Path, monkeypatch
 
 def test_a_record_for_which_there_is_never_room_is_refused_at_once(tmp_path: Path) -> None:
     spool = opened(tmp_path)
-    with pytest.raises(RecordRefusedError, match="give max_spool_bytes more"):
+    with pytest.raises(RecordRefusedError, match="raise spool_bytes"):
         spool.append(b'"%s"\n' % (b"x" * MOST), 1)
     spool.close()
 
@@ -264,7 +264,7 @@ def test_records_without_a_state_are_not_sent_from_a_guessed_offset(tmp_path: Pa
 
 def test_a_refused_record_is_kept_once_also_if_a_kill_came_before_the_state(tmp_path: Path) -> None:
     spool = opened(tmp_path / "a")
-    spool.bind(shift=0)
+    spool.bind(0)
     spool.append(b"1\n2\n", 2)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     spool.set_aside(0, 400, "why", b"\xff")
