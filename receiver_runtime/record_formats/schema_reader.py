@@ -137,6 +137,10 @@ class SchemaReader(RecordReader):
         schema = self.schema
         return Parsed(pa.concat_batches([fitted(piece.batch, schema) for piece in pieces]), faults)
 
+    def refusal_of(self, schema: RegisteredSchema) -> str:
+        """Return why records of a schema can't be stored beside those of the stream; an empty text: they can."""
+        return self._judged("its newest schema", schema).refusal
+
     # -- one piece ---------------------------------------------------------------------------------------------------
 
     def _read(self, values: pa.BinaryArray, permits: Iterator[int]) -> Parsed:
@@ -221,20 +225,21 @@ class SchemaReader(RecordReader):
             except NoSuchSchemaError as error:
                 # It may be registered later.
                 return _Known(None, str(error))
-            known = self._known[number] = self._judged(number, schema)
+            known = self._known[number] = self._judged(f"schema {number}", schema)
             return known
 
-    def _judged(self, number: int, schema: RegisteredSchema) -> _Known:
+    def _judged(self, name: str, schema: RegisteredSchema) -> _Known:
+        """Return what is to be known of a schema; ``name``: what people know it by."""
         if schema.kind != self.kind:
-            return _Known(None, f"schema {number} is {schema.kind}, and the stream's records are {self.kind}")
+            return _Known(None, f"{name} is {schema.kind}, and the stream's records are {self.kind}")
         try:
             decoder = self.make_decoder(schema)
             self._take_columns(decoder.schema)
         except _NotRegisteredError as error:
-            return _Known(None, f"schema {number}: {error}", time.monotonic() + _REFUSED_SECONDS)
+            return _Known(None, f"{name}: {error}", time.monotonic() + _REFUSED_SECONDS)
         # A schema may be any JSON, and as deep as it likes.
         except (ValueError, TypeError, RecursionError) as error:
-            return _Known(None, f"schema {number}: {error}")
+            return _Known(None, f"{name}: {error}")
         return _Known(decoder)
 
     def _take_columns(self, schema: pa.Schema) -> None:
