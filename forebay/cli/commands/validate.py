@@ -77,8 +77,8 @@ def validate(
     called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks may be written to, by this user,
     and the results fit their targets.
 
-    With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources answer from
-    this host, and what `forebay apply` would change, or refuse.
+    With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources and schema
+    registries answer from this host, and what `forebay apply` would change, or refuse.
 
     For example:
 
