@@ -77,8 +77,9 @@ def doctor(
     """Check what Forebay needs on this machine, and say how to fix what is missing.
 
     It looks at Python's packages, Java, Postgres, the driver log, clocks, block stores and their keys, the home, schema
-    registries, limits of the system, ports, and Dagster's settings. It changes nothing, except that it writes a small file into each
-    block store, reads it and removes it. The exit code is 1 if something is missing; warnings alone give 0.
+    registries, limits of the system, ports, and Dagster's settings. It changes nothing, except that it writes a small
+    file into each block store, reads it and removes it. The exit code is 1 if something is missing; warnings alone give
+    0.
 
     For example:
 
