@@ -190,11 +190,11 @@ class SchemaReader(RecordReader):
             faults[row] = Fault(row, DeadLetterReason.UNPARSABLE, NO_HEADER)
         which = np.flatnonzero(has_header)
         numbers = numbers[which]
-        distinct = np.unique(numbers).tolist()
+        distinct = _distinct(numbers)
         # First all of them: if one must be waited for, nothing was decoded in vain.
         known = [self._now_known(number) or self._ask(number, permits) for number in distinct]
         for number, one in zip(distinct, known, strict=True):
-            rows = which[numbers == number]
+            rows = which if len(distinct) == 1 else which[numbers == number]
             if one.decoder is not None:
                 yield one.decoder, rows
             else:
@@ -301,5 +301,12 @@ def _headers(values: pa.BinaryArray) -> tuple[Flags, Numbers]:
 def _ids(values: pa.BinaryArray) -> list[int]:
     """Return the ids in the headers of records, each once."""
     has_header, numbers = _headers(values.drop_null())
-    found: list[int] = np.unique(numbers[has_header]).tolist()
+    return _distinct(numbers[has_header])
+
+
+def _distinct(numbers: Numbers) -> list[int]:
+    """Return each number once. Mostly it is one, which is seen without sorting them."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    found: list[int] = np.unique(numbers).tolist()
     return found
