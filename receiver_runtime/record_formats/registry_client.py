@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json;q=0.9"
 # Bytes of an answer.
 _MOST_BYTES = 2**24
+_READ_BYTES = 2**16
 # Seconds for which an id that the registry does not give is not asked for again, so that bad records cost no request
 # each.
 _MISSING_SECONDS = 30.0
@@ -91,9 +92,20 @@ class RegistryClient:
                 why = f"the schema registry gives no schema {number}: {error}"
                 self._missing[number] = now + _MISSING_SECONDS, why
                 raise NoSuchSchemaError(why) from None
-            return RegisteredSchema(
-                str(found.get("schemaType") or "AVRO"), self._text(found), tuple(references.items())
-            )
+            return self._registered(found, references)
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Return the newest schema of a subject. Raises NoSuchSchemaError: there is none; and RegistryAwayError."""
+        with self._lock:
+            found = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest")
+            references: dict[str, str] = {}
+            self._add_references(found, references, 0)
+            return self._registered(found, references)
+
+    def check(self) -> None:
+        """Ask for something that each registry answers. Raises RegistryAwayError."""
+        with self._lock:
+            self._answer("/schemas/types")
 
     def refusal(self, number: int) -> str | None:
         """Return why ``schema`` raises NoSuchSchemaError without a request; None: it makes one."""
@@ -127,6 +139,9 @@ class RegistryClient:
             self._add_references(referred, found, depth + 1)
             found[str(one["name"])] = self._text(referred)
 
+    def _registered(self, schema: Mapping[str, Any], references: Mapping[str, str]) -> RegisteredSchema:
+        return RegisteredSchema(str(schema.get("schemaType") or "AVRO"), self._text(schema), tuple(references.items()))
+
     def _text(self, schema: Mapping[str, Any]) -> str:
         text = schema.get("schema")
         if not isinstance(text, str):
@@ -135,6 +150,12 @@ class RegistryClient:
 
     def _get(self, path: str) -> Mapping[str, Any]:
         """Return an answer. Raises NoSuchSchemaError: the registry says that there is none."""
+        found = self._answer(path)
+        if not isinstance(found, dict):
+            raise self._nonsense("no JSON object")
+        return found
+
+    def _answer(self, path: str) -> object:
         registry = self._registry
         try:
             # Here, so that a password that is changed counts.
@@ -143,7 +164,7 @@ class RegistryClient:
             if registry.url.startswith("https:"):
                 handlers.append(urllib.request.HTTPSHandler(context=client_context(registry.tls)))
             with urllib.request.build_opener(*handlers).open(asked, timeout=registry.timeout) as answer:
-                body = answer.read(_MOST_BYTES + 1)
+                body = _body(answer, time.monotonic() + registry.timeout)
         except urllib.error.HTTPError as error:
             with error:
                 self._judge(error)
@@ -155,11 +176,9 @@ class RegistryClient:
         if len(body) > _MOST_BYTES:
             raise self._nonsense(f"more than {_MOST_BYTES} bytes")
         try:
-            found = json.loads(body)
-        except ValueError as error:
+            found: object = json.loads(body)
+        except (ValueError, RecursionError) as error:
             raise self._nonsense(str(error)) from error
-        if not isinstance(found, dict):
-            raise self._nonsense("no JSON object")
         return found
 
     def _judge(self, error: urllib.error.HTTPError) -> None:
@@ -191,6 +210,18 @@ class RegistryClient:
 
     def _nonsense(self, what: str) -> RegistryAwayError:
         return RegistryAwayError(f"the schema registry {self._registry.url} answered no schema: {what}")
+
+
+def _body(answer: http.client.HTTPResponse, until: float) -> bytes:
+    """Return the bytes of an answer, one more than allowed if there are more. Raises OSError: it comes too slowly."""
+    parts: list[bytes] = []
+    left = _MOST_BYTES + 1
+    while left and (part := answer.read1(min(left, _READ_BYTES))):
+        parts.append(part)
+        left -= len(part)
+        if time.monotonic() > until:
+            raise TimeoutError("its answer takes longer than the timeout")
+    return b"".join(parts)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

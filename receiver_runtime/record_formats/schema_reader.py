@@ -137,6 +137,10 @@ class SchemaReader(RecordReader):
         schema = self.schema
         return Parsed(pa.concat_batches([fitted(piece.batch, schema) for piece in pieces]), faults)
 
+    def refusal_of(self, schema: RegisteredSchema) -> str:
+        """Return why records of a schema can't be stored beside those of the stream; an empty text: they can."""
+        return self._judged("its newest schema", schema).refusal
+
     # -- one piece ---------------------------------------------------------------------------------------------------
 
     def _read(self, values: pa.BinaryArray, permits: Iterator[int]) -> Parsed:
@@ -186,11 +190,11 @@ class SchemaReader(RecordReader):
             faults[row] = Fault(row, DeadLetterReason.UNPARSABLE, NO_HEADER)
         which = np.flatnonzero(has_header)
         numbers = numbers[which]
-        distinct = np.unique(numbers).tolist()
+        distinct = _distinct(numbers)
         # First all of them: if one must be waited for, nothing was decoded in vain.
         known = [self._now_known(number) or self._ask(number, permits) for number in distinct]
         for number, one in zip(distinct, known, strict=True):
-            rows = which[numbers == number]
+            rows = which if len(distinct) == 1 else which[numbers == number]
             if one.decoder is not None:
                 yield one.decoder, rows
             else:
@@ -221,20 +225,21 @@ class SchemaReader(RecordReader):
             except NoSuchSchemaError as error:
                 # It may be registered later.
                 return _Known(None, str(error))
-            known = self._known[number] = self._judged(number, schema)
+            known = self._known[number] = self._judged(f"schema {number}", schema)
             return known
 
-    def _judged(self, number: int, schema: RegisteredSchema) -> _Known:
+    def _judged(self, name: str, schema: RegisteredSchema) -> _Known:
+        """Return what is to be known of a schema; ``name``: what people know it by."""
         if schema.kind != self.kind:
-            return _Known(None, f"schema {number} is {schema.kind}, and the stream's records are {self.kind}")
+            return _Known(None, f"{name} is {schema.kind}, and the stream's records are {self.kind}")
         try:
             decoder = self.make_decoder(schema)
             self._take_columns(decoder.schema)
         except _NotRegisteredError as error:
-            return _Known(None, f"schema {number}: {error}", time.monotonic() + _REFUSED_SECONDS)
+            return _Known(None, f"{name}: {error}", time.monotonic() + _REFUSED_SECONDS)
         # A schema may be any JSON, and as deep as it likes.
         except (ValueError, TypeError, RecursionError) as error:
-            return _Known(None, f"schema {number}: {error}")
+            return _Known(None, f"{name}: {error}")
         return _Known(decoder)
 
     def _take_columns(self, schema: pa.Schema) -> None:
@@ -296,5 +301,12 @@ def _headers(values: pa.BinaryArray) -> tuple[Flags, Numbers]:
 def _ids(values: pa.BinaryArray) -> list[int]:
     """Return the ids in the headers of records, each once."""
     has_header, numbers = _headers(values.drop_null())
-    found: list[int] = np.unique(numbers[has_header]).tolist()
+    return _distinct(numbers[has_header])
+
+
+def _distinct(numbers: Numbers) -> list[int]:
+    """Return each number once. Mostly it is one, which is seen without sorting them."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    found: list[int] = np.unique(numbers).tolist()
     return found

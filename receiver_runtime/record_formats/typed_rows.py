@@ -176,10 +176,10 @@ class TypedRows(RowCheck):
     def _letter(self, rows: pa.RecordBatch, row: int) -> bytes:
         """Return what is kept of a row that does not fit."""
         if self._key_reader is None:
-            value: bytes | None = self._values(rows, self._column)[row].as_py()
-            return value or b""
-        stream: bytes = encode_batches(self._source, [rows.slice(row, 1)], compression="none").to_pybytes()
-        return stream
+            record: bytes | None = self._values(rows, self._column)[row].as_py()
+            return record or b""
+        whole: bytes = encode_batches(self._source, [rows.slice(row, 1)], compression="none").to_pybytes()
+        return whole
 
     def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch:
         """Return dead letters as rows of the receiver: a record has null in the other columns."""

@@ -19,6 +19,8 @@ import pydantic
 from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
 from forebay.cli.checks.own_ports import Holder, holder_of
+from receiver_runtime.record_formats.registry_check import check_registry
+from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from receiver_runtime.sources.fields.tcp import parse_listen
 from receiver_runtime.sources.fields.verification import Verification
@@ -28,14 +30,17 @@ from receiver_runtime.sources.records.registry import RecordsError, parse_record
 from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from orchestration.declarations.pipeline import Stream
+    from receiver_runtime.sources.records.declared import Records
     from receiver_runtime.sources.source import Source
 
 #: The fields that say where a source listens.
 LISTENING = ("listen", "bind", "endpoints", "transports")
 _CONNECT_SECONDS = 3.0
+# The kind of source whose topics name the subjects of a registry.
+_KAFKA = "kafka"
 _PATTERN = re.compile(r"[*?\[]")
 _TCP_ENDPOINT = re.compile(r"tcp://(\[[^\]]+\]|[^:/;]+):(\d+)")
 
@@ -88,6 +93,42 @@ def check_records(name: str, declaration: Mapping[str, Any]) -> Finding:
         for column, kind in records.columns
     ]
     return Finding(name, Health.OK, f"{records.kind} records: {', '.join(columns) or 'columns of their schemas'}")
+
+
+def check_registries(
+    name: str, source: Source | None, records: Records, columns: Iterable[tuple[str, str]]
+) -> Iterator[Finding]:
+    """Check the schema registries of a typed stream, as a receiver on this host would find them.
+
+    columns: those that the stream has. source: None if it is of no kind that is installed here.
+    """
+    types = {column.lower(): kind for column, kind in columns}
+    for part in records.parts:
+        registry = getattr(part, "registry", None)
+        if not isinstance(registry, Registry):
+            continue
+        is_key = part is not records
+        unset = sorted({str(error) for error in map(_missing, _references(registry)) if error is not None})
+        if unset:
+            # Only the agent's environment counts, which may be another one.
+            found = f"the schema registry {registry.url} was not asked: {'; '.join(unset)}"
+            yield Finding(name, Health.WARNING, found, "Set it where the receiver's agent runs.")
+            continue
+        # By the strategy that serializers have by default.
+        subjects = [f"{topic}-{'key' if is_key else 'value'}" for topic in getattr(source, "topics", ())]
+        if source is None or source.kind != _KAFKA:
+            subjects = []
+        for one in check_registry(part, registry, subjects, types, is_key=is_key):
+            health = Health.FAILED if one.is_broken else Health.WARNING if one.fix else Health.OK
+            yield Finding(name, health, one.found, one.fix)
+
+
+def _missing(secret: Secret) -> SecretError | None:
+    try:
+        secret.resolve()
+    except SecretError as error:
+        return error
+    return None
 
 
 def check_listening(

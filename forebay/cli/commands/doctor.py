@@ -26,23 +26,28 @@ from forebay.cli.checks.block_directory import PROBE, WRITABLE, nearest_folder, 
 from forebay.cli.checks.dagster_checks import check_instance
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
 from forebay.cli.checks.machine_checks import check_clock, check_extras, check_limits, check_packages, check_ports
-from forebay.cli.checks.source_checks import check_records
+from forebay.cli.checks.source_checks import check_records, check_registries
 from forebay.cli.services.private_home import others_may_enter
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import wrong_settings
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.java import JavaNotFoundError, JavaOrigin, find_java
+from receiver_runtime.block_store.frames.columns import union
 from receiver_runtime.block_store.secret_url import SecretUrl
+from receiver_runtime.sources.records.registry import parse_records
+from receiver_runtime.sources.source import SourceError
+from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.batches.pipelines import list_streams
 from tracker_store.batches.streams import stream_overview
 from tracker_store.blocks.block_stores import expected_identities, list_block_stores, unshared_way_out
 from tracker_store.blocks.segments import left_segments
+from tracker_store.blocks.stream_schemas import schemas_of_stream
 from tracker_store.connection.commit_settings import CommitSettings, commit_settings
 from tracker_store.connection.engine import connect, create_engine, plain_connection
 from tracker_store.connection.errors import DriverLogError
 from tracker_store.install import migrate
-from tracker_store.schema.declarations import RECORDS_FIELD
+from tracker_store.schema.declarations import RECORDS_FIELD, StreamDeclaration
 from tracker_store.server.data_directory import EmbeddedPostgresError
 from tracker_store.server.embedded_postgres import EmbeddedPostgres
 from tracker_store.server.server_account import SHARED_USER
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.block_store.stores.interface import Replica
+    from tracker_store.batches.pipelines import StreamRow
 
 T = TypeVar("T")
 
@@ -70,9 +76,10 @@ def doctor(
 ) -> None:
     """Check what Forebay needs on this machine, and say how to fix what is missing.
 
-    It looks at Python's packages, Java, Postgres, the driver log, clocks, block stores and their keys, the home, limits
-    of the system, ports, and Dagster's settings. It changes nothing, except that it writes a small file into each
-    block store, reads it and removes it. The exit code is 1 if something is missing; warnings alone give 0.
+    It looks at Python's packages, Java, Postgres, the driver log, clocks, block stores and their keys, the home, schema
+    registries, limits of the system, ports, and Dagster's settings. It changes nothing, except that it writes a small
+    file into each block store, reads it and removes it. The exit code is 1 if something is missing; warnings alone give
+    0.
 
     For example:
 
@@ -419,7 +426,21 @@ def _extras(settings: Settings) -> Iterator[Finding]:
 def _records(settings: Settings) -> Iterator[Finding]:
     for row in _ask(settings, list_streams):
         if (records := row.declaration["source"].get(RECORDS_FIELD)) is not None:
-            yield check_records(f"stream {row.name}", records)
+            finding = check_records(f"stream {row.name}", records)
+            yield finding
+            if finding.health is Health.OK:
+                yield from _registries(settings, row)
+
+
+def _registries(settings: Settings, row: StreamRow) -> Iterator[Finding]:
+    declared = StreamDeclaration.of(row.declaration)
+    try:
+        source = parse_source(declared.source)
+    except SourceError:
+        source = None
+    stored = _ask(settings, lambda connection: schemas_of_stream(connection, row.stream_id))
+    columns = union(*(version.columns for version in stored))
+    yield from check_registries(f"stream {row.name}", source, parse_records(declared.records or {}), columns)
 
 
 def _home(settings: Settings) -> Iterator[Finding]:

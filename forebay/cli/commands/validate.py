@@ -17,7 +17,7 @@ from forebay.cli.checks.findings import Finding, Health, all_well, findings_tabl
 from forebay.cli.checks.own_ports import pids_of_home
 from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
-from forebay.cli.checks.source_checks import check_declaration, check_listening, check_source
+from forebay.cli.checks.source_checks import check_declaration, check_listening, check_registries, check_source
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, named_module
 from forebay.cli.terminal.console import Console
@@ -77,8 +77,8 @@ def validate(
     called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks may be written to, by this user,
     and the results fit their targets.
 
-    With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources answer from
-    this host, and what `forebay apply` would change, or refuse.
+    With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources and schema
+    registries answer from this host, and what `forebay apply` would change, or refuse.
 
     For example:
 
@@ -129,6 +129,9 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
         yield from (found for found in listening if not offline or found.health is not Health.OK)
         if log.is_asked:
             yield from check_source(stream)
+            if stream.records is not None:
+                known = union(*log.columns.get(stream.name, ()))
+                yield from check_registries(f"stream {stream.name}", stream.source, stream.records, known)
     if offline:
         return
     for output, missing in needs.items():

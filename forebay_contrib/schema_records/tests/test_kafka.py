@@ -30,7 +30,6 @@ PLACES = ("_partition", "_offset")
 POISON = [(None, b"poison"), (b"poison", None), (b"\0\0\0\xff\xff", b"\0\0\0\xff\xff"), (None, b"\0\0\0\0\1\xff")]
 
 
-@pytest.mark.core
 def test_columns_come_while_receivers_run_and_poison_is_kept_aside_also_across_a_kill(
     any_kafka: AnyKafka, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:

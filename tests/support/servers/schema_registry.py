@@ -48,7 +48,7 @@ class RegistryServer:
             if schema.get("schemaType") == kind:
                 schema["schema"] = text
 
-    def answer(self, path: str, posted: dict[str, Any] | None) -> tuple[int, dict[str, Any]]:
+    def answer(self, path: str, posted: dict[str, Any] | None) -> tuple[int, object]:
         parts = path.partition("?")[0].strip("/").split("/")
         if posted is not None:
             number = self.register(parts[1], posted)
@@ -59,13 +59,19 @@ class RegistryServer:
                 return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
             return 200, self._schemas[number - 1]
         if parts[0] == "subjects" and len(parts) == 4:
-            numbers = self._subjects.get(parts[1], [])
-            version = int(parts[3])
-            if not 0 < version <= len(numbers):
-                return 404, {"error_code": 40402, "message": "Version not found"}
-            number = numbers[version - 1]
-            return 200, {"subject": parts[1], "id": number, "version": version, **self._schemas[number - 1]}
+            return self._version(parts[1], parts[3])
+        if parts == ["schemas", "types"]:
+            return 200, ["JSON", "PROTOBUF", "AVRO"]
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+    def _version(self, subject: str, named: str) -> tuple[int, object]:
+        numbers = self._subjects.get(subject, [])
+        version = len(numbers) if named == "latest" else int(named)
+        if not 0 < version <= len(numbers):
+            code, what = (40402, "Version") if numbers else (40401, "Subject")
+            return 404, {"error_code": code, "message": f"{what} not found"}
+        number = numbers[version - 1]
+        return 200, {"subject": subject, "id": number, "version": version, **self._schemas[number - 1]}
 
 
 @contextlib.contextmanager
