@@ -248,7 +248,7 @@ class Connections:
             case _ClosedError():
                 return str(error.args[0]), str(error.args[1])
             case NotMessagePackError():
-                return "a connection was closed: what came is no MessagePack", str(error)
+                return "a connection was closed: what came is no message", str(error)
             case TooLongError():
                 why = f"{error}: raise max_message_bytes, or have the sender make smaller chunks"
                 return "a connection was closed: a message is too long", why

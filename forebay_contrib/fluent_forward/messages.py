@@ -8,7 +8,14 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from forebay_contrib.fluent_forward.scanning import NIL, TooLongError, ValueScanner, array_of, is_array
+from forebay_contrib.fluent_forward.scanning import (
+    NIL,
+    NotMessagePackError,
+    TooLongError,
+    ValueScanner,
+    array_of,
+    is_array,
+)
 
 #: What an entry begins with whose time is Fluentd's own: an array of two values, the first of which is an extension of
 #: eight bytes.
@@ -120,7 +127,7 @@ class MessageSplitter:
         """Return the next whole message, or None.
 
         Raises:
-            NotMessagePackError: the stream is no MessagePack.
+            NotMessagePackError: the stream is no MessagePack, or has something between messages.
             TooLongError: a message is longer than allowed.
         """
         # A nil between messages is a sender's heartbeat.
@@ -152,17 +159,16 @@ class MessageSplitter:
 
     def _begin(self) -> bool:
         """Find out what the message is; return False if too few bytes have come for it."""
-        self._left = 1
-        if is_array(self._held[0]):
-            outer = array_of(self._held, 0)
-            if outer is None:
-                self._left = None
-                return False
-            if _LEAST_VALUES <= outer.values <= _MOST_VALUES:
-                self._left, self._scanner.at = outer.values, outer.begin
-                return True
-        # No message: it is one value, whatever it is.
-        self._number = _MOST_VALUES
+        if not is_array(self._held[0]):
+            raise NotMessagePackError(f"no message begins with the byte 0x{self._held[0]:02x}")
+        outer = array_of(self._held, 0)
+        if outer is None:
+            return False
+        if _LEAST_VALUES <= outer.values <= _MOST_VALUES:
+            self._left, self._scanner.at = outer.values, outer.begin
+        else:
+            # No message: it is one value, whatever it has.
+            self._left, self._number = 1, _MOST_VALUES
         return True
 
     def _scan_value(self) -> bool:

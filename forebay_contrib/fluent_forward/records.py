@@ -348,8 +348,6 @@ class _Reader:
 
 def _places_of(data: bytes, entries: EntryScanner | None) -> Sequence[int]:
     """Return where each value of a message begins, and where the last one ends. Raises NoRecordError: it is none."""
-    if not is_array(data[0]):
-        raise NoRecordError("no message of the Forward protocol: it is no array")
     outer = array_of(data, 0)
     assert outer is not None  # it was scanned
     if not _LEAST_VALUES <= outer.values <= _MOST_VALUES:

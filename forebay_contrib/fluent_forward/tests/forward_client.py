@@ -33,8 +33,23 @@ def packed(*entries: Any) -> bytes:  # noqa: ANN401  what MessagePack has
 class ForwardClient:
     """One connection."""
 
-    def __init__(self, port: int, *, context: ssl.SSLContext | None = None, seconds: float = 20) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=seconds)
+    def __init__(
+        self,
+        port: int,
+        *,
+        context: ssl.SSLContext | None = None,
+        seconds: float = 20,
+        receive_buffer: int | None = None,
+    ) -> None:
+        self.socket = socket.socket(socket.AF_INET)
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(seconds)
+        try:
+            self.socket.connect(("127.0.0.1", port))
+        except OSError:
+            self.socket.close()
+            raise
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self._came = b""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forebay.testing.source_rig import MakeRig
 
 # In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240, func_only=True)]
 
 
 class TestFluentForward(SourceConformance):
