@@ -55,7 +55,7 @@ class StatsdReader(RecordReader):
         if len(values) <= _PIECE:
             return self._piece(values)
         parsed = [(first, self._piece(values.slice(first, _PIECE))) for first in range(0, len(values), _PIECE)]
-        faults = [Fault(first + one.row, one.reason, one.why) for first, piece in parsed for one in piece.faults]
+        faults = tuple(Fault(first + one.row, one.reason, one.why) for first, piece in parsed for one in piece.faults)
         return Parsed(pa.concat_batches([piece.batch for _, piece in parsed]), faults)
 
     def _piece(self, values: pa.BinaryArray) -> Parsed:
@@ -77,7 +77,7 @@ class StatsdReader(RecordReader):
             alone = dict(zip(_NAMES, map(list, zip(*lines, strict=True)), strict=True))
             order = np.argsort(np.concatenate([np.flatnonzero(in_bulk), np.array(rows, np.int64)]), kind="stable")
             batch = pa.concat_batches([batch, self._batch(alone)]).take(pa.array(order))
-        return Parsed(batch, [faults[row] for row in sorted(faults)])
+        return Parsed(batch, tuple(faults[row] for row in sorted(faults)))
 
     def _batch(self, columns: Mapping[str, pa.Array | list[object]]) -> pa.RecordBatch:
         arrays = []

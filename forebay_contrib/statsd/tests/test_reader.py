@@ -19,7 +19,7 @@ READER = StatsdReader(Statsd())
 
 def row_of(line: str) -> dict[str, Any]:
     parsed = READER.read(pa.array([line.encode()], pa.binary()))
-    assert parsed.faults == []
+    assert not parsed.faults
     [row] = parsed.batch.to_pylist()
     if row["timestamp"] is not None:
         row["timestamp"] = row["timestamp"].timestamp()
