@@ -14,7 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay_contrib.statsd.lines import LAST_SECOND, NUMBER, NUMBER_TYPES, SET, TIME, Line, NoLineError, parse
+from forebay_contrib.statsd.lines import (
+    LAST_SECOND,
+    MOST_BYTES,
+    NUMBER,
+    NUMBER_TYPES,
+    SET,
+    TIME,
+    Line,
+    NoLineError,
+    parse,
+)
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
@@ -109,7 +119,8 @@ def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, dict[int, Fault]]:
 
 def _in_bulk(texts: pa.StringArray) -> tuple[Mapping[str, pa.Array], Rows]:
     """Return the columns of the lines that can be read at once, and which lines these are."""
-    found = pc.extract_regex(texts, _METRIC)
+    is_short = pc.less_equal(pc.binary_length(texts), MOST_BYTES)
+    found = pc.extract_regex(pc.if_else(is_short, texts, pa.scalar(None, pa.string())), _METRIC)
     in_bulk = found.is_valid().to_numpy(zero_copy_only=False)
     places = np.flatnonzero(in_bulk)
     parts = _parts(found.take(pa.array(places)))
