@@ -61,7 +61,7 @@ searches: $(STAMP) ## all properties with new examples, and the searches with al
 
 slow: $(STAMP) ## tests that take long and need nothing else: whole systems, kills, instances of Dagster
 	@$(BIN)/python -m tests.support.spark.class_archive
-	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m slow $(ARGS)
+	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m slow tests forebay_contrib $(ARGS)
 
 FROM ?=
 full: ## all that exists, from cheap to expensive, before a release; FROM=cluster goes on there; the table: build/full.md

@@ -36,6 +36,8 @@ class Datagrams(Source):
     record_column: ClassVar[str] = "value"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
     receiver_class: ClassVar[str] = "forebay_contrib.datagrams.receiver:DatagramReceiver"
+    #: `forebay validate` tries its address by UDP.
+    transports: ClassVar[tuple[str, ...]] = ("udp",)
 
     kind: Literal["datagrams"] = "datagrams"
     listen: str

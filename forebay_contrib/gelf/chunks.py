@@ -31,7 +31,7 @@ _Key = tuple[str, bytes]
 class _Partial:
     """Hold the chunks of one message that have come."""
 
-    sender: str
+    peer: str
     count: int
     began: float
     chunks: dict[int, bytes] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _Partial:
         return DeadLetter(
             DeadLetterReason.TRUNCATED,
             data[:LETTER_BYTES],
-            peer_of(self.sender),
+            self.peer,
             max(0, len(data) - LETTER_BYTES),
             f"{len(self.chunks)} of {self.count} chunks came {why}",
         )
@@ -113,10 +113,9 @@ class ChunkAssembler:
         return self.letters()
 
     def _begin(self, key: _Key, count: int) -> _Partial:
-        partial = self._partials[key] = _Partial(key[0], count, self._clock())
-        peer = peer_of(key[0])
-        self._by_peer.setdefault(peer, {})[key] = None
-        self._count(peer, partial.nbytes)
+        partial = self._partials[key] = _Partial(peer_of(key[0]), count, self._clock())
+        self._by_peer.setdefault(partial.peer, {})[key] = None
+        self._count(partial.peer, partial.nbytes)
         return partial
 
     def _add(self, key: _Key, partial: _Partial, number: int, datagram: bytes) -> bytes | None:
@@ -126,10 +125,9 @@ class ChunkAssembler:
             return b"".join(partial.chunks[one][HEAD_BYTES:] for one in range(partial.count))
         size = len(datagram) + _CHUNK_BYTES
         partial.nbytes += size
-        peer = peer_of(key[0])
-        self._count(peer, size)
-        while self._bytes_of.get(peer, 0) > self._max_bytes // 2:
-            self._evict(next(iter(self._by_peer[peer])))
+        self._count(partial.peer, size)
+        while self._bytes_of.get(partial.peer, 0) > self._max_bytes // 2:
+            self._evict(next(iter(self._by_peer[partial.peer])))
         while self.nbytes > self._max_bytes:
             self._evict(next(iter(self._partials)))
         return None
@@ -141,12 +139,11 @@ class ChunkAssembler:
 
     def _drop(self, key: _Key) -> None:
         partial = self._partials.pop(key)
-        peer = peer_of(key[0])
-        self._count(peer, -partial.nbytes)
-        keys = self._by_peer[peer]
+        self._count(partial.peer, -partial.nbytes)
+        keys = self._by_peer[partial.peer]
         del keys[key]
         if not keys:
-            del self._by_peer[peer], self._bytes_of[peer]
+            del self._by_peer[partial.peer], self._bytes_of[partial.peer]
 
     def _count(self, peer: str, nbytes: int) -> None:
         self.nbytes += nbytes

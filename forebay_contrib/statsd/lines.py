@@ -17,6 +17,8 @@ EVENT, CHECK = "_e", "_sc"
 NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 #: The last second of the year 9999, the last that Spark has.
 LAST_SECOND = 253_402_300_799
+#: The longest line, in bytes: no datagram is longer. A longer one could have millions of values.
+MOST_BYTES = 2**16
 #: Digits of a time. More are no time before the year 10,000.
 TIME = "[0-9]{1,12}"
 
@@ -86,6 +88,8 @@ class _Sections:
 
 def parse(text: str) -> Line:
     """Return what a line says. Raises NoLineError."""
+    if len(text) > MOST_BYTES or len(text.encode()) > MOST_BYTES:
+        raise NoLineError(DeadLetterReason.RECORD_TOO_LARGE, f"more than {MOST_BYTES} bytes")
     if not text.strip():
         raise NoLineError(_UNPARSABLE, "it is empty")
     if "\n" in text:

@@ -14,7 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay_contrib.statsd.lines import LAST_SECOND, NUMBER, NUMBER_TYPES, SET, TIME, Line, NoLineError, parse
+from forebay_contrib.statsd.lines import (
+    LAST_SECOND,
+    MOST_BYTES,
+    NUMBER,
+    NUMBER_TYPES,
+    SET,
+    TIME,
+    Line,
+    NoLineError,
+    parse,
+)
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
@@ -55,7 +65,7 @@ class StatsdReader(RecordReader):
         if len(values) <= _PIECE:
             return self._piece(values)
         parsed = [(first, self._piece(values.slice(first, _PIECE))) for first in range(0, len(values), _PIECE)]
-        faults = [Fault(first + one.row, one.reason, one.why) for first, piece in parsed for one in piece.faults]
+        faults = tuple(Fault(first + one.row, one.reason, one.why) for first, piece in parsed for one in piece.faults)
         return Parsed(pa.concat_batches([piece.batch for _, piece in parsed]), faults)
 
     def _piece(self, values: pa.BinaryArray) -> Parsed:
@@ -77,7 +87,7 @@ class StatsdReader(RecordReader):
             alone = dict(zip(_NAMES, map(list, zip(*lines, strict=True)), strict=True))
             order = np.argsort(np.concatenate([np.flatnonzero(in_bulk), np.array(rows, np.int64)]), kind="stable")
             batch = pa.concat_batches([batch, self._batch(alone)]).take(pa.array(order))
-        return Parsed(batch, [faults[row] for row in sorted(faults)])
+        return Parsed(batch, tuple(faults[row] for row in sorted(faults)))
 
     def _batch(self, columns: Mapping[str, pa.Array | list[object]]) -> pa.RecordBatch:
         arrays = []
@@ -109,7 +119,8 @@ def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, dict[int, Fault]]:
 
 def _in_bulk(texts: pa.StringArray) -> tuple[Mapping[str, pa.Array], Rows]:
     """Return the columns of the lines that can be read at once, and which lines these are."""
-    found = pc.extract_regex(texts, _METRIC)
+    is_short = pc.less_equal(pc.binary_length(texts), MOST_BYTES)
+    found = pc.extract_regex(pc.if_else(is_short, texts, pa.scalar(None, pa.string())), _METRIC)
     in_bulk = found.is_valid().to_numpy(zero_copy_only=False)
     places = np.flatnonzero(in_bulk)
     parts = _parts(found.take(pa.array(places)))

@@ -19,7 +19,7 @@ READER = StatsdReader(Statsd())
 
 def row_of(line: str) -> dict[str, Any]:
     parsed = READER.read(pa.array([line.encode()], pa.binary()))
-    assert parsed.faults == []
+    assert not parsed.faults
     [row] = parsed.batch.to_pylist()
     if row["timestamp"] is not None:
         row["timestamp"] = row["timestamp"].timestamp()
@@ -71,6 +71,8 @@ def test_several_values_sets_events_and_checks() -> None:
         ("n", "no name and value"),
         (":1|c", "no name and value"),
         ("a|c:1", "no name and value"),
+        ("n:1|c|#" + "x" * 65_530, "more than 65536 bytes"),
+        ("n:" + "1:" * 40_000 + "1|d", "more than 65536 bytes"),
         ("n:1", "no type"),
         ("n:|c", "no value"),
         ("n:1|q", "type 'q' is none of c, g, ms, h, d, m, s"),

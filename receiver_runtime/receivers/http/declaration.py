@@ -100,8 +100,8 @@ class Http(Source):
             their names, or ``"*"`` for all. Without tokens, web pages of these origins may send too. None by default.
         protocols: what senders may speak beside plain bodies, by the names under which packages register protocols:
             ``"cloudevents"``, ``"elasticsearch"`` for ``POST /_bulk``, ``"splunk_hec"`` for ``/services/collector``,
-            ``"loki"`` for ``/loki/api/v1/push``, ``"prometheus"`` for ``/api/v1/write``, and ``"opentelemetry"`` for
-            ``POST /v1/logs``, which needs the extra ``forebay[otlp]``.
+            ``"loki"`` for ``/loki/api/v1/push``, ``"gelf"`` for ``/gelf``, ``"prometheus"`` for ``/api/v1/write``, and
+            ``"opentelemetry"`` for ``POST /v1/logs``, which needs the extra ``forebay[otlp]``.
             By default those that need nothing else, which is ``"cloudevents"``.
         max_body_bytes: the largest body of a request, after decompression; a larger one is refused with 413.
         max_body_values: the most JSON values (names count too) in one document, line or element of an array, and the

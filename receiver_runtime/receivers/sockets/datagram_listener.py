@@ -13,7 +13,7 @@ import contextlib
 import select
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.sources.fields.tcp import address_of
@@ -39,6 +39,12 @@ _MEMORY_INFO = struct.Struct("9I")
 DROPPED = "datagrams were dropped by the kernel: its receive buffer was full"
 
 
+class GiveUp(Protocol):
+    """Return as dead letters what is held and waited for no longer; at the end, all that is held."""
+
+    def __call__(self, *, at_end: bool) -> Sequence[DeadLetter]: ...
+
+
 class DatagramListener(ListeningThread):
     """Run one UDP socket, from binding to its end.
 
@@ -47,8 +53,7 @@ class DatagramListener(ListeningThread):
             is made, so that compressed datagrams are never in memory all at once.
         receive_buffer: size to ask the kernel for, in bytes.
         give_up: returns what ``cut`` holds and waits for no longer, for framings whose records may have several
-            datagrams. It is called about once a second, when the kernel holds no more datagrams; and at the end, with
-            true, for all that is held.
+            datagrams. It is called about once a second, when the kernel holds no more datagrams, and once at the end.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class DatagramListener(ListeningThread):
         cut: Callable[[Sequence[bytes], Sequence[str]], Iterable[Cut]],
         *,
         receive_buffer: int,
-        give_up: Callable[[bool], Sequence[DeadLetter]] | None = None,
+        give_up: GiveUp | None = None,
     ) -> None:
         where = address_of(*listen_address)
         super().__init__(receiver, name=f"udp {where}", where=f"{where} (UDP)")
@@ -131,7 +136,7 @@ class DatagramListener(ListeningThread):
         return len(datagrams), is_all
 
     def _put_aside(self, *, at_end: bool) -> None:
-        if self._give_up is not None and (letters := self._give_up(at_end)):
+        if self._give_up is not None and (letters := self._give_up(at_end=at_end)):
             self._receiver.store_dead_letters(letters)
 
     def _look_for_drops(self, listening: socket.socket) -> None:

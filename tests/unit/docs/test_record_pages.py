@@ -14,7 +14,7 @@ from forebay import Stream
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [
     ROOT / "docs" / "how-to" / "typed-streams.md",
-    *(ROOT / "forebay_contrib" / kind / "README.md" for kind in ("csv_records", "json_schema", "log_lines")),
+    *(ROOT / "forebay_contrib" / kind / "README.md" for kind in ("csv_records", "json_schema", "log_lines", "statsd")),
 ]
 _EXAMPLES = re.compile(
     r"^```python\n((?:(?!^```).)*?)^```\n\n```text records\n(.*?)^```\n\n```json rows\n(.*?)^```",

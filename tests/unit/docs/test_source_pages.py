@@ -13,12 +13,15 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from forebay import Stream
+from forebay_contrib.datagrams.declaration import Datagrams
+from forebay_contrib.gelf.declaration import Gelf
 from forebay_contrib.mqtt.declaration import Mqtt
 from forebay_contrib.nats.declaration import NatsJetStream
 from forebay_contrib.opentelemetry.declaration import OtlpLogs, OtlpMetrics, OtlpTraces
 from forebay_contrib.redis.declaration import RedisStreams
 from forebay_contrib.zeromq.declaration import ZeroMQ
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.kafka.declaration import Kafka
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ def text_of(page: str) -> str:
                 {"traces": FollowedFiles, "events": FollowedFiles},
             ],
         ),
+        ("datagrams", [{"lines": Datagrams}]),
+        ("gelf", [{"logs": Http}, {"messages": Gelf}, {"typed": Gelf}]),
         ("kafka.md", [{"orders": Kafka}, {"clicks": Kafka}, {"payments": Kafka}]),
         ("mqtt", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
         ("nats", [{"orders": NatsJetStream}]),
@@ -69,6 +74,8 @@ def test_the_declarations_are_valid(page: str, declared: list[dict[str, type[Sou
     [
         ("files.md", 0, FollowedFiles),
         ("files.md", 1, FileLines),
+        ("datagrams", 0, Datagrams),
+        ("gelf", 0, Gelf),
         ("kafka.md", 0, Kafka),
         ("mqtt", 0, Mqtt),
         ("nats", 0, NatsJetStream),

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 HEAD = """
 from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, Stream
-from forebay.sources import FileLines, FollowedFiles, Http, Kafka, SocketText, Syslog
+from forebay.sources import Datagrams, FileLines, FollowedFiles, Http, Kafka, SocketText, Syslog
 
 def counted(pipeline, stream, sink, name):
     @pipeline.output(inputs=[stream], sink=sink, name=name)
@@ -180,6 +180,7 @@ def test_sources_are_tried_from_here(
                 Stream("cluster", Kafka(bootstrap_servers=servers, topics=["topic"], group="g")),
                 Stream("taken", Http(listen="127.0.0.1:{used}")),
                 Stream("free", Syslog(listen="127.0.0.1:{free}")),
+                Stream("datagrams", Datagrams(listen="127.0.0.1:{used}")),
                 Stream("elsewhere", Http(listen="192.0.2.7:80")),
                 Stream("files", FollowedFiles(path={str(home / "arriving" / "*.log")!r})),
                 Stream("folder", FollowedFiles(path={str(home / "arriving")!r})),
@@ -205,6 +206,7 @@ def test_sources_are_tried_from_here(
         ("ok", f"can listen at 127.0.0.1:{free} (UDP)"),
         ("ok", f"can listen at 127.0.0.1:{free}"),
     ]
+    assert told("datagrams") == [("ok", f"can listen at 127.0.0.1:{used} (UDP)")]
     assert [health for health, _ in told("elsewhere")] == ["warning"]
     assert told("files") == [("ok", f"{home / 'arriving'} can be read")]
     assert told("folder") == [("failed", f"{home / 'arriving'} is a directory, which has no lines")]
