@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from receiver_runtime.receivers.http.requests.pushed import TARGET_PATH
 from receiver_runtime.receivers.http.requests.route import Reply
@@ -47,7 +48,15 @@ class Item(NamedTuple):
 
 def stored(operation: str, index: str, identity: str | None) -> bytes:
     """Return the item of a document that is registered."""
-    return _dumps({operation: {**_named(index, identity), "result": "created", **_DONE}})
+    return stored_in(operation, index)(identity)
+
+
+def stored_in(operation: str, index: str) -> Callable[[str | None], bytes]:
+    """Return what makes the items of documents of an operation and an index of their ids."""
+    without = b'{"%b":{"_index":%b' % (operation.encode(), _dumps(index))
+    rest = b',"result":"created",' + _dumps(_DONE)[1:] + b"}"
+    with_id = without + b',"_id":'
+    return lambda identity: without + rest if identity is None else with_id + _dumps(identity) + rest
 
 
 def set_aside(operation: str, index: str, identity: str | None) -> bytes:
@@ -93,18 +102,30 @@ def bulk_answer(items: Sequence[Item], answered: Answered, *, repeated: int = 1)
     # Where no row fits, those over the sender's budget are not kept.
     are_refused = bool(misfits) and not answered.records and not answered.duplicates
     contents = [
-        one.content if one.row is None or one.row not in misfits else _misfit(one, misfits[one.row], are_refused)
+        one.content
+        if one.row is None or one.row not in misfits
+        else _misfit(one.content, misfits[one.row], are_refused)
         for one in items
     ]
-    errors = b"true" if are_refused or any(one.is_refused for one in items) else b"false"
-    content = b'{"took":1,"errors":%b,"items":[%b]}' % (errors, b",".join(contents * repeated))
+    return _of_items(contents * repeated, has_errors=are_refused or any(one.is_refused for one in items))
+
+
+def answer_in_order(contents: Sequence[bytes], answered: Answered) -> Reply:
+    """Answer a bulk request with an item for each row, in the order of the rows."""
+    if answered.misfits:
+        return bulk_answer([Item(content, row) for row, content in enumerate(contents)], answered)
+    return _of_items(contents, has_errors=False)
+
+
+def _of_items(contents: Sequence[bytes], *, has_errors: bool) -> Reply:
+    content = b'{"took":1,"errors":%b,"items":[%b]}' % (b"true" if has_errors else b"false", b",".join(contents))
     return Reply(HTTPStatus.OK, _JSON, content, [_PRODUCT])
 
 
-def _misfit(item: Item, why: str, is_refused: bool) -> bytes:
+def _misfit(item: bytes, why: str, is_refused: bool) -> bytes:
     if not is_refused:
-        return _with_failure_store(item.content)
-    [(operation, found)] = json.loads(item.content).items()
+        return _with_failure_store(item)
+    [(operation, found)] = msgspec.json.decode(item).items()
     why = f"it does not fit the stream's columns: {why}"
     return unstored(operation, found["_index"], found.get("_id"), "document_parsing_exception", why)
 
@@ -129,7 +150,7 @@ def _media_type(headers: Headers) -> str:
 
 
 def _dumps(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return msgspec.json.encode(value)
 
 
 # -- what shippers ask before they send

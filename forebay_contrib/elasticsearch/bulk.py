@@ -15,7 +15,15 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from forebay_contrib.elasticsearch.answers import Item, bulk_answer, set_aside, stored, unstored
+from forebay_contrib.elasticsearch.answers import (
+    Item,
+    answer_in_order,
+    bulk_answer,
+    set_aside,
+    stored,
+    stored_in,
+    unstored,
+)
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError, RejectedRecord, header, media_type
 from receiver_runtime.receivers.http.requests.records import fault_of, lines_column
@@ -26,6 +34,8 @@ from receiver_runtime.receivers.http.rows import Rows, parameters, target_path
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy.typing as npt
+
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
     from receiver_runtime.receivers.http.requests.pushed import Headers
@@ -34,10 +44,8 @@ _JSON = "application/json"
 _STORING = frozenset({"create", "index"})
 _CHECK_EVERY = 1024  # how many actions to read before the time is checked again
 _KEY_BYTES = 16
-#: What may stand in an action and is kept as an attribute, by the attribute's name.
-_KEPT = {"_index": "_index", "routing": "_routing", "version": "_version", "pipeline": "pipeline"}
-# Names of an action: older senders begin some of them with an underscore.
-_OLDER = {"_routing": "routing", "_version": "version"}
+#: The attributes of what an action says, in the order of ``_Meta.said``.
+_ATTRIBUTES = ("_index", "_routing", "_version", "pipeline")
 _Text = str | int | float | bool | None
 
 
@@ -52,6 +60,21 @@ class _Meta(msgspec.Struct, gc=False):
     older_version: int | str | None = msgspec.field(name="_version", default=None)
     pipeline: str | None = None
 
+    def said(self) -> tuple[str | None, ...]:
+        """Return all but the id, as text, because 1 and true are equal: index, routing, version and pipeline."""
+        routing = self.older_routing if self.routing is None else self.routing
+        version = self.older_version if self.version is None else self.version
+        return (
+            self.index,
+            None if routing is None else str(routing),
+            None if version is None else str(version),
+            self.pipeline,
+        )
+
+    def text_id(self) -> str | None:
+        """Return the id as text."""
+        return str(self.id) if isinstance(self.id, int) else self.id
+
 
 class _Line(msgspec.Struct, gc=False):
     """Hold an action as it is in its line: it has one of these members."""
@@ -60,6 +83,14 @@ class _Line(msgspec.Struct, gc=False):
     index: _Meta | None = None
     update: _Meta | None = None
     delete: _Meta | None = None
+
+    def storing(self) -> tuple[str, _Meta] | None:
+        """Return the operation that stores a document, and what it says; None: it is another one, or several."""
+        if self.update is not None or self.delete is not None:
+            return None
+        if self.create is None:
+            return None if self.index is None else ("index", self.index)
+        return ("create", self.create) if self.index is None else None
 
 
 _LINE = msgspec.json.Decoder(_Line)
@@ -75,13 +106,12 @@ class _Action:
     attributes: Mapping[str, str]
     version: str = ""
 
-    def key(self, document: bytes) -> str | None:
-        """Return the row's key. ``create`` is of one document for its id; ``index`` may replace it by another one."""
-        if self.id is None:
-            return None
-        digest = hashlib.blake2b(digest_size=_KEY_BYTES)
-        for part in (self.index, self.id, self.version):
-            digest.update(b"%d:" % len(part) + part.encode())
+    def key_of(self, identity: str, document: bytes) -> str:
+        """Return the key of a row with an id: ``create`` is of one document for it, ``index`` may replace that one."""
+        parts = (self.index, identity, self.version)
+        digest = hashlib.blake2b(
+            "".join([f"{len(part)}:{part}" for part in parts]).encode(), digest_size=_KEY_BYTES, usedforsecurity=False
+        )
         if self.operation == "index":
             digest.update(document)
         return f"elasticsearch {self.operation} {digest.hexdigest()}"
@@ -114,23 +144,20 @@ class _Request:
         if len(metas) != 1:
             raise _malformed(number, "it names no action, or several: send one of create and index")
         [(operation, meta)] = metas.items()
-        return self._action(operation, meta)
+        made = self.action_of(operation, meta.said())
+        made.id = meta.text_id()
+        return made
 
-    def _action(self, operation: str, meta: _Meta) -> _Action:
-        given = {
-            "_index": meta.index,
-            "_routing": meta.routing if meta.routing is not None else meta.older_routing,
-            "_version": meta.version if meta.version is not None else meta.older_version,
-            "pipeline": meta.pipeline,
-        }
-        attributes = {**self.defaults, **{name: str(value) for name, value in given.items() if value is not None}}
+    def action_of(self, operation: str, said: tuple[str | None, ...]) -> _Action:
+        """Return an action that says this, without an id."""
+        given = zip(_ATTRIBUTES, said, strict=True)
+        attributes = {**self.defaults, **{name: value for name, value in given if value is not None}}
         attributes["_op"] = operation
-        identity = None if meta.id is None else str(meta.id)
-        return _Action(operation, attributes.get("_index", ""), identity, attributes, attributes.get("_version", ""))
+        return _Action(operation, attributes.get("_index", ""), None, attributes, attributes.get("_version", ""))
 
     def take(self, action: _Action, document: bytes, shared: tuple[Sequence[str], Sequence[str], int]) -> None:
         """Make a row of a document that is good; one that is there already, by its key, is answered alone."""
-        key = action.key(document)
+        key = None if action.id is None else action.key_of(action.id, document)
         row = len(self.keys)
         if key is not None:
             row = self.seen.setdefault(key, row)
@@ -155,14 +182,18 @@ class _Request:
 
         Raises PushRefusedError: 413, the answer is too large.
         """
-        self.answer_bytes += len(content) * times
+        self.count_answer(len(content) * times)
+        return Item(content, row)
+
+    def count_answer(self, more: int) -> None:
+        """Count bytes of the answer. Raises PushRefusedError: 413, it is too large."""
+        self.answer_bytes += more
         if self.answer_bytes > self.most_answer_bytes:
             raise PushRefusedError(
                 413,
                 f"body: its answer has more than {self.most_answer_bytes} bytes, which is max_waiting_bytes: send "
                 "fewer actions at once",
             )
-        return Item(content, row)
 
     def pushed(self) -> AnsweredRows:
         """Return the rows, and how they are answered."""
@@ -223,24 +254,89 @@ def _in_columns(request: _Request, lines: pa.BinaryArray, limits: ParsingLimits)
     if sizes.max() > request.most_bytes:
         return None
     coded = lines.take(pa.array(places)).dictionary_encode()
-    try:
-        actions = [request.action(line, 1) for line in coded.dictionary.to_pylist()]
-    except PushRefusedError:
+    found = _Actions.read(request, coded.dictionary.to_pylist(), limits)
+    if found is None:
         return None
-    if any(action.operation not in _STORING for action in actions):
-        return None
-    limits.check()
-    if len(actions) == 1 and actions[0].id is None:
-        [action] = actions
+    if len(found.groups) == 1 and found.ids is None:
+        [action] = found.groups
         item = request.item(stored(action.operation, action.index, None), 0, times=len(documents))
         batch = request.rows.batch_of(documents, _JSON, action.attributes)
         return AnsweredRows(batch, answer=partial(bulk_answer, [item], repeated=len(documents)))
-    shared = [request.rows.add_shared(action.attributes) for action in actions]
-    for number, (code, document) in enumerate(zip(coded.indices.to_pylist(), documents.to_pylist(), strict=True)):
+    return _in_groups(request, found, documents, coded.indices.to_numpy(), limits)
+
+
+@dataclass(slots=True)
+class _Actions:
+    """Hold the different actions of a request: for each, its group, of which all say the same but for their ids."""
+
+    groups: Sequence[_Action]
+    codes: npt.NDArray[np.int32]
+    #: None: no action has one.
+    ids: Sequence[str | None] | None
+
+    @classmethod
+    def read(cls, request: _Request, lines: Sequence[bytes], limits: ParsingLimits) -> _Actions | None:
+        """Read lines; None: some are no actions that store a document."""
+        joined = b"\n".join(lines)
+        try:
+            joined.decode()
+            found = _LINE.decode_lines(joined)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        groups: dict[tuple[str, tuple[str | None, ...]], int] = {}
+        codes: list[int] = []
+        ids: list[str | None] = []
+        for number, line in enumerate(found):
+            if not number % _CHECK_EVERY:
+                limits.check()
+            storing = line.storing()
+            if storing is None:
+                return None
+            operation, meta = storing
+            codes.append(groups.setdefault((operation, meta.said()), len(groups)))
+            ids.append(meta.text_id())
+        actions = [request.action_of(operation, said) for operation, said in groups]
+        return cls(actions, np.array(codes, np.int32), ids if any(one is not None for one in ids) else None)
+
+
+def _in_groups(
+    request: _Request, found: _Actions, documents: pa.BinaryArray, places: npt.NDArray[np.int32], limits: ParsingLimits
+) -> AnsweredRows | None:
+    """Return the rows of documents, each with the action at its place; None: a key is there twice."""
+    groups = found.codes[places]
+    ids = None if found.ids is None else [found.ids[place] for place in places.tolist()]
+    makers = [stored_in(action.operation, action.index) for action in found.groups]
+    if ids is None:
+        same = [make(None) for make in makers]
+        contents = [same[group] for group in groups.tolist()]
+        keys = None
+    else:
+        contents = [makers[group](identity) for group, identity in zip(groups.tolist(), ids, strict=True)]
+        keys = _keys(found.groups, groups.tolist(), ids, documents, limits)
+        if keys is None:
+            return None
+    request.count_answer(sum(map(len, contents)))
+    attributes = [action.attributes for action in found.groups]
+    batch = request.rows.batch_in_groups(documents, _JSON, attributes, groups, ids)
+    return AnsweredRows(batch, rejected=request.rejected, keys=keys, answer=partial(answer_in_order, contents))
+
+
+def _keys(
+    actions: Sequence[_Action],
+    groups: Sequence[int],
+    ids: Sequence[str | None],
+    documents: pa.BinaryArray,
+    limits: ParsingLimits,
+) -> list[str | None] | None:
+    """Return the key of each row; None: one is there twice."""
+    contents = documents.to_pylist() if any(action.operation == "index" for action in actions) else [b""] * len(ids)
+    keys: list[str | None] = []
+    for number, (group, identity, document) in enumerate(zip(groups, ids, contents, strict=True)):
         if not number % _CHECK_EVERY:
             limits.check()
-        request.take(actions[code], document, shared[code])
-    return request.pushed()
+        keys.append(None if identity is None else actions[group].key_of(identity, document))
+    some = [key for key in keys if key is not None]
+    return keys if len(set(some)) == len(some) else None
 
 
 def _line_by_line(request: _Request, body: bytes, limits: ParsingLimits) -> None:

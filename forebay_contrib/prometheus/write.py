@@ -6,13 +6,14 @@ dead letter, as it was sent.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.messages import message_types, read_message
@@ -36,6 +37,7 @@ _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
 _NAME = "__name__"
 _STALE = struct.pack("<Q", 0x7FF0_0000_0000_0002)  # the NaN that says that a series has ended
+_ENCODER = msgspec.json.Encoder()
 _CHECK_EVERY = 256  # how many rows of a series to make before the time is checked again
 _LABEL_BYTES = 6  # of a label in JSON, beside its name and value
 _ELEMENT_BYTES = 2  # of an element of a histogram in JSON, at least
@@ -338,4 +340,4 @@ def _histogram(histogram: Any, most_bytes: int) -> str:  # noqa: ANN401  a messa
 
 
 def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value).decode()

@@ -30,7 +30,6 @@ clients:
     tenant_id: shop
     bearer_token: {token}
     batchwait: 200ms
-    batchsize: 20000
     backoff_config: {{min_period: 200ms, max_period: 1s, max_retries: 1000}}
 scrape_configs:
   - job_name: app

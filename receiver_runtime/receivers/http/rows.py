@@ -22,6 +22,8 @@ from receiver_runtime.receivers.http.requests.pushed import TARGET_PATH, TARGET_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy.typing as npt
+
     from receiver_runtime.receivers.http.intake import Parameters
     from receiver_runtime.receivers.http.requests.pushed import Headers
 
@@ -124,6 +126,29 @@ class Rows:
         self._grow(sum(buffer.size for buffer in bodies.buffers() if buffer is not None) + each * len(bodies))
         attributes = pa.repeat(pa.scalar(list(both.items()), _TYPES["attributes"]), len(bodies))
         return self._batch(bodies, content_type, attributes, None)
+
+    def batch_in_groups(
+        self,
+        bodies: pa.BinaryArray,
+        content_type: str,
+        groups: Sequence[Mapping[str, str]],
+        codes: npt.NDArray[np.int32],
+        ids: Sequence[str | None] | None,
+    ) -> pa.RecordBatch:
+        """Return rows as a batch, each with the attributes of one group. Raises PushRefusedError: 413, as ``add``.
+
+        Args:
+            bodies: the rows' bodies.
+            content_type: of all rows.
+            groups: the attributes that rows have.
+            codes: for each row, the place of its group.
+            ids: for each row, its id; None: no row has one.
+        """
+        both = [{**self._kept, **attributes} for attributes in groups]
+        sizes = np.array([_ROW_BYTES + sum(map(len, one)) + sum(map(len, one.values())) for one in both])
+        self._grow(int(sizes[codes].sum()) + sum(buffer.size for buffer in bodies.buffers() if buffer is not None))
+        attributes = pa.array([list(one.items()) for one in both], _TYPES["attributes"]).take(pa.array(codes))
+        return self._batch(bodies, content_type, attributes, ids)
 
     def _batch(
         self,
