@@ -1,5 +1,6 @@
 # Written by `python -m release.stub`.
 from forebay_contrib.amqp.declaration import Amqp as Amqp
+from forebay_contrib.container_logs.declaration import ContainerLogs as ContainerLogs
 from forebay_contrib.mqtt.declaration import Mqtt as Mqtt
 from forebay_contrib.nats.declaration import NatsJetStream as NatsJetStream
 from forebay_contrib.opentelemetry.declaration import OtlpLogs as OtlpLogs
