@@ -8,7 +8,7 @@ Arrow array by vector code. Neither knows sockets, and neither makes a Python ob
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
@@ -94,6 +94,23 @@ class Framing(Protocol):
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
         """Return the records of any connections, in the order of the pieces."""
+        ...
+
+
+@runtime_checkable
+class JoiningFraming(Framing, Protocol):
+    """Hold records back whose connections may add to them. ``cut`` returns those that are complete."""
+
+    def end(self, peers: Sequence[str]) -> Cut:
+        """Return the records that these peers' connections held open: nothing more belongs to them."""
+        ...
+
+    def overdue(self) -> Cut:
+        """Return the records that have waited for as long as they may."""
+        ...
+
+    def until_overdue(self) -> float | None:
+        """Return in how many seconds ``overdue`` has a record to return; None: none is held."""
         ...
 
 
