@@ -101,8 +101,8 @@ class Framing(Protocol):
 class JoiningFraming(Framing, Protocol):
     """Hold records back whose connections may add to them. ``cut`` returns those that are complete."""
 
-    def end(self, peers: Sequence[str]) -> Cut:
-        """Return the records that these peers' connections held open: nothing more belongs to them."""
+    def end(self, peers: Sequence[str] | None = None) -> Cut:
+        """Return the records that these peers' connections (None: all) hold open: nothing more belongs to them."""
         ...
 
     def overdue(self) -> Cut:

@@ -106,9 +106,10 @@ class KeyedJoins:
         """Return after how many seconds a record has waited for as long as it may; None: there is none."""
         return max(0.0, float(self._since.min()) + self._timeout - now) if self._since.size else None
 
-    def end(self, keys: pa.StringArray) -> pa.RecordBatch:
-        """Return the open records of keys to which no more lines belong."""
-        return self._take(pc.is_in(self._keys, value_set=keys).to_numpy(zero_copy_only=False))
+    def end(self, streams: pa.StringArray) -> pa.RecordBatch:
+        """Return the open records of keys that begin with one of these, up to a NUL: no more lines belong to them."""
+        found = pc.list_element(pc.split_pattern(self._keys, "\0", max_splits=1), 0)
+        return self._take(pc.is_in(found, value_set=streams).to_numpy(zero_copy_only=False))
 
     def end_all(self) -> pa.RecordBatch:
         """Return all open records."""
@@ -131,8 +132,8 @@ class KeyedJoins:
         return too_much
 
     def _sizes(self, rows: pa.RecordBatch) -> Sizes:
-        sizes = [sizes_of(pc.fill_null(rows.column(column), b"")) for column in self._joined]
-        return np.maximum.reduce(sizes)
+        sizes: Sizes = np.max([sizes_of(pc.fill_null(rows.column(place), b"")) for place in self._joined], axis=0)
+        return sizes
 
     def _join(self, rows: pa.RecordBatch, firsts: Indexes) -> pa.RecordBatch:
         """Return the records that begin at these lines."""

@@ -162,7 +162,7 @@ class SocketClient:
         # A stop wakes the read as the end of the stream would. Only if the sender ended it is the last record whole.
         self._hand_on(self._cut(self._splitter.finish(clean=not is_broken and not self._is_stopping())))
         if self._joining is not None:
-            self._hand_on(self._read_of(self._joining.end([""])))
+            self._hand_on(self._read_of(self._joining.end()))
 
     def _read(self, connection: socket.socket, buffer: bytearray) -> int:
         """Wait for bytes; hand on records meanwhile that have waited for more lines for as long as they may."""
@@ -196,7 +196,7 @@ class SocketClient:
 
     def _cut(self, taken: Taken) -> _Read:
         # What is put aside ends the record before it.
-        before = Cut() if self._joining is None or not taken.before else self._joining.end([""])
+        before = Cut() if self._joining is None or not taken.before else self._joining.end()
         cut = Cut() if taken.piece is None else self._framing.cut([taken.piece])
         letters = [*taken.before, *cut.dead_letters, *taken.after]
         found = [self._batch_of(cut.records) for cut in (before, cut) if cut.records is not None]

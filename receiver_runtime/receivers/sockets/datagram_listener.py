@@ -21,7 +21,7 @@ from receiver_runtime.sources.fields.tcp import address_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from receiver_runtime.receivers.framing import Cut
+    from receiver_runtime.receivers.framing import Cut, JoiningFraming
     from receiver_runtime.supervisor.receiver import Receiver
 
 _LARGEST_DATAGRAM = 2**16
@@ -43,6 +43,7 @@ class DatagramListener(ListeningThread):
 
     Args:
         cut: makes records of datagrams and their senders' hosts.
+        joining: holds records back that ``cut`` has made.
         receive_buffer: size to ask the kernel for, in bytes.
     """
 
@@ -53,11 +54,13 @@ class DatagramListener(ListeningThread):
         cut: Callable[[Sequence[bytes], Sequence[str]], Cut],
         *,
         receive_buffer: int,
+        joining: JoiningFraming | None = None,
     ) -> None:
         where = address_of(*listen_address)
         super().__init__(receiver, name=f"udp {where}", where=f"{where} (UDP)")
         self._address = listen_address
         self._cut = cut
+        self._joining = joining
         self._receive_buffer = receive_buffer
         self._dropped = 0
         self._listening: socket.socket | None = None
@@ -87,11 +90,15 @@ class DatagramListener(ListeningThread):
         for one in (both, wake):
             one.register(self._wake_read, select.POLLIN)
         while not self._is_stopping():
-            ready = {descriptor for descriptor, _ in both.poll(_LOOK_SECONDS * 1000)}
+            ready = {descriptor for descriptor, _ in both.poll(self._until_next_look() * 1000)}
             if listening.fileno() in ready and self._read(listening) < _LITTLE_DATAGRAMS:
                 wake.poll(_PAUSE * 1000)
             self._look_for_drops(listening)
+            if self._joining is not None:
+                self._store(self._joining.overdue())
         self._read(listening)
+        if self._joining is not None:
+            self._store(self._joining.end())
         self._look_for_drops(listening)
 
     def _read(self, listening: socket.socket) -> int:
@@ -106,13 +113,19 @@ class DatagramListener(ListeningThread):
                 senders.append(address[0])
                 nbytes += len(datagram)
         if datagrams:
-            cut = self._cut(datagrams, senders)
-            # Dead letters first: they are durable on return, and the records are not.
-            if cut.dead_letters:
-                self._receiver.store_dead_letters(cut.dead_letters)
-            if cut.records is not None:
-                self._receiver.store_buffered(cut.records)
+            self._store(self._cut(datagrams, senders))
         return len(datagrams)
+
+    def _until_next_look(self) -> float:
+        waiting = None if self._joining is None else self._joining.until_overdue()
+        return _LOOK_SECONDS if waiting is None else min(_LOOK_SECONDS, waiting + _PAUSE)
+
+    def _store(self, cut: Cut) -> None:
+        # Dead letters first: they are durable on return, and the records are not.
+        if cut.dead_letters:
+            self._receiver.store_dead_letters(cut.dead_letters)
+        if cut.records is not None and len(cut.records):
+            self._receiver.store_buffered(cut.records)
 
     def _look_for_drops(self, listening: socket.socket) -> None:
         try:

@@ -90,9 +90,9 @@ class JoinedTextFraming:
             )
         return _with(cut, self.end(sorted(ended))) if ended else cut
 
-    def end(self, peers: Sequence[str]) -> Cut:
+    def end(self, peers: Sequence[str] | None = None) -> Cut:
         """See ``JoiningFraming``."""
-        return Cut(self._joins.end(pa.array(peers, pa.string())))
+        return Cut(self._joins.end_all() if peers is None else self._joins.end(pa.array(peers, pa.string())))
 
     def overdue(self) -> Cut:
         """See ``JoiningFraming``."""

@@ -30,6 +30,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
+from receiver_runtime.receivers.framing import Taken
 from receiver_runtime.receivers.sockets.gathered_records import GatheredRecords
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, listening_socket, server_context
@@ -207,6 +208,7 @@ class SocketListener(ListeningThread):
             taken = connection.splitter.take(self._buffer, count)
             self._gathered.add(taken, connection.peer, connection.counted_as)
             if taken.refusal is not None:
+                self._gathered.end(Taken(), connection.peer, connection.counted_as)
                 self._refuse(connection, "a connection was closed: what came is no length of a record", taken.refusal)
                 return
         if ended is not None:
