@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.connection_places import peer_of
-from receiver_runtime.receivers.framing import LETTER_BYTES
+from receiver_runtime.receivers.framing import LETTER_BYTES, Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 MAGIC = b"\x1e\x0f"
 MOST_CHUNKS = 128
@@ -99,18 +99,31 @@ class ChunkAssembler:
         found, self._letters = self._letters, []
         return found
 
-    def give_up(self, at_end: bool) -> list[DeadLetter]:
-        """Give up the messages whose time is over, or, at the end, all. Return the dead letters since the last call."""
+    def overdue(self) -> Cut:
+        """Give up the messages whose time is over. Return the dead letters since the last call."""
         until = self._clock() - self._timeout
         while self._partials:
             key, oldest = next(iter(self._partials.items()))
-            if not at_end and oldest.began > until:
+            if oldest.began > until:
                 break
-            self._drop(key)
-            self._letters.append(
-                oldest.letter("before the receiver stopped" if at_end else f"within {self._timeout:g} s")
-            )
-        return self.letters()
+            self._put_aside(key, f"within {self._timeout:g} s")
+        return Cut(dead_letters=self.letters())
+
+    def until_overdue(self) -> float | None:
+        """See ``Holding``."""
+        oldest = next(iter(self._partials.values()), None)
+        return None if oldest is None else max(0.0, oldest.began + self._timeout - self._clock())
+
+    def end(self, peers: Sequence[str] | None = None) -> Cut:  # noqa: ARG002  datagrams have no connections
+        """Give up all messages. Return the dead letters since the last call."""
+        for key in list(self._partials):
+            self._put_aside(key, "before the receiver stopped")
+        return Cut(dead_letters=self.letters())
+
+    def _put_aside(self, key: _Key, why: str) -> None:
+        partial = self._partials[key]
+        self._drop(key)
+        self._letters.append(partial.letter(why))
 
     def _begin(self, key: _Key, count: int) -> _Partial:
         partial = self._partials[key] = _Partial(peer_of(key[0]), count, self._clock())
@@ -126,16 +139,12 @@ class ChunkAssembler:
         size = len(datagram) + _CHUNK_BYTES
         partial.nbytes += size
         self._count(partial.peer, size)
+        why = f"before {self._max_bytes} bytes of chunks waited, max_chunk_bytes"
         while self._bytes_of.get(partial.peer, 0) > self._max_bytes // 2:
-            self._evict(next(iter(self._by_peer[partial.peer])))
+            self._put_aside(next(iter(self._by_peer[partial.peer])), why)
         while self.nbytes > self._max_bytes:
-            self._evict(next(iter(self._partials)))
+            self._put_aside(next(iter(self._partials)), why)
         return None
-
-    def _evict(self, key: _Key) -> None:
-        partial = self._partials[key]
-        self._drop(key)
-        self._letters.append(partial.letter(f"before {self._max_bytes} bytes of chunks waited, max_chunk_bytes"))
 
     def _drop(self, key: _Key) -> None:
         partial = self._partials.pop(key)

@@ -39,7 +39,7 @@ class GelfReceiver(RunReceiver):
                     source.listen_address,
                     framing.cut_datagrams,
                     receive_buffer=source.receive_buffer,
-                    give_up=framing.chunks.give_up,
+                    holding=framing.chunks,
                 )
             )
         if "tcp" in source.transports:

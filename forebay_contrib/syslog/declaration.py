@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from receiver_runtime.sources.fields.multiline import MultilineField  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source
@@ -30,6 +31,9 @@ class Syslog(Source):
         tls: ``True``, or a ``Tls`` with ``certificate_file`` and ``key_file``; for TCP only.
         timezone: the time zone of times in RFC 3164 messages, which do not name one, as ``"Europe/Berlin"``.
         max_record_bytes: a longer message becomes a dead letter; ``"64KiB"`` or a number.
+        multiline: which messages of one connection (by UDP: sender), host, application and process belong together:
+            ``"java"``, ``"python"`` or ``"go"`` joins the lines of stack traces, and ``Multiline(start=...)`` or
+            ``Multiline(continuation=...)`` those of a pattern on their texts. By default each is a record.
         receive_buffer: how many bytes of unread datagrams the kernel is asked to keep. A datagram that arrives when
             the buffer is full is lost, counted and reported. Linux allows at most ``net.core.rmem_max``.
         connect_timeout: how long a TLS handshake may take; ``"10s"`` or seconds.
@@ -67,6 +71,7 @@ class Syslog(Source):
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     timezone: str = "UTC"
     max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=64 * 2**20)] = 2**16
+    multiline: MultilineField | None = None
     receive_buffer: Annotated[int, BeforeValidator(parse_bytes), Field(ge=2**12, le=2**30)] = 8 * 2**20
     connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500

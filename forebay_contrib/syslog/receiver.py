@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from forebay_contrib.syslog.declaration import Syslog
 from forebay_contrib.syslog.framing import SyslogFraming
+from forebay_contrib.syslog.joined_messages import JoinedSyslogFraming
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.receivers.sockets.datagram_listener import DatagramListener
 from receiver_runtime.receivers.sockets.listener import SocketListener
+from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,23 +29,37 @@ class SyslogReceiver(RunReceiver):
     def __init__(self, source: Syslog) -> None:
         super().__init__()
         self._source = source
-        self._framing = SyslogFraming(timezone=source.timezone, max_record_bytes=source.max_record_bytes)
+        # Found before it begins, as any other fault of the declaration.
+        self._make_framing()
 
     def make_run(self) -> _Listeners:
         """Return the listeners. Their ``stop`` returns when every whole message that was read is handed on."""
         listeners: list[DatagramListener | SocketListener] = []
         if "udp" in self._source.transports:
+            framing = self._make_framing()
             listeners.append(
                 DatagramListener(
                     self,
                     self._source.listen_address,
-                    lambda datagrams, senders: [self._framing.cut_datagrams(datagrams, senders)],
+                    lambda datagrams, senders: [framing.cut_datagrams(datagrams, senders)],
                     receive_buffer=self._source.receive_buffer,
+                    holding=framing if isinstance(framing, JoinedSyslogFraming) else None,
                 )
             )
         if "tcp" in self._source.transports:
-            listeners.append(SocketListener(self, self._source, self._framing, pause=_PAUSE))
+            listeners.append(SocketListener(self, self._source, self._make_framing(), pause=_PAUSE))
         return _Listeners(listeners)
+
+    def _make_framing(self) -> SyslogFraming | JoinedSyslogFraming:
+        """Return what makes records, for one listener. Raises SourceError: the pattern is not RE2's."""
+        source = self._source
+        framing = SyslogFraming(timezone=source.timezone, max_record_bytes=source.max_record_bytes)
+        if source.multiline is None:
+            return framing
+        try:
+            return JoinedSyslogFraming(framing, source.multiline, max_record_bytes=source.max_record_bytes)
+        except ValueError as error:
+            raise SourceError(str(error)) from error
 
 
 class _Listeners:

@@ -8,7 +8,7 @@ Arrow array by vector code. Neither knows sockets, and neither makes a Python ob
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
@@ -95,6 +95,27 @@ class Framing(Protocol):
     def cut(self, pieces: Sequence[Piece]) -> Cut:
         """Return the records of any connections, in the order of the pieces."""
         ...
+
+
+class Holding(Protocol):
+    """Hold back what more of the stream may add to. Only the thread that cuts may use it."""
+
+    def end(self, peers: Sequence[str] | None = None) -> Cut:
+        """Return what these peers' connections (None: all) hold open: nothing more belongs to it."""
+        ...
+
+    def overdue(self) -> Cut:
+        """Return what has waited for as long as it may."""
+        ...
+
+    def until_overdue(self) -> float | None:
+        """Return in how many seconds ``overdue`` has something to return; None: nothing is held."""
+        ...
+
+
+@runtime_checkable
+class JoiningFraming(Framing, Holding, Protocol):
+    """Hold records back whose connections may add to them. ``cut`` returns those that are complete."""
 
 
 def aside(

@@ -137,10 +137,13 @@ class LineFraming:
             cut.records = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
         return cut
 
-    def cut_placed(self, data: bytes) -> tuple[Cut, Positions]:
-        """Cut whole records, the last delimiter included; also return where each good one begins in ``data``."""
+    def cut_placed(self, data: bytes, pieces: Sequence[Piece] = ()) -> tuple[Cut, Positions]:
+        """Cut whole records, the last delimiter included; also return where each good one begins in ``data``.
+
+        ``pieces`` are what ``data`` was joined of, if its bad records belong to peers.
+        """
         cut = Cut()
-        cut.records, starts = self._cut_lines(cut, data)
+        cut.records, starts = self._cut_lines(cut, data, pieces)
         return cut, starts
 
     def ends(self, data: bytes | memoryview) -> Positions:

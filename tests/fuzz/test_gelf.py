@@ -83,7 +83,7 @@ def _of_datagrams(datagrams: Sequence[bytes]) -> tuple[list[dict[str, Any]], lis
     framing = _framing()
     found = _checked(framing.cut_datagrams(datagrams, ["::ffff:192.0.2.1"] * len(datagrams)))
     assert framing.chunks.nbytes <= _MOST_CHUNK_BYTES
-    rest = framing.chunks.give_up(at_end=True)
+    rest = framing.chunks.end().dead_letters
     assert framing.chunks.nbytes == 0
     return found[0], [*found[1], *rest]
 

@@ -49,9 +49,9 @@ def test_the_time_begins_with_the_first_chunk(chunks: ChunkAssembler, clock: Tim
     clock.now += 4.9
     assert chunks.take(chunk(0, 3, b"a"), "h") is None
     assert chunks.take(chunk(0, 2, message=b"another.", data=b"c"), "h") is None
-    assert chunks.give_up(at_end=False) == []
+    assert chunks.overdue().dead_letters == []
     clock.now += 0.2
-    [letter] = chunks.give_up(at_end=False)
+    [letter] = chunks.overdue().dead_letters
     assert (letter.reason, letter.data) == (TRUNCATED, chunk(0, 3, b"a") + chunk(1, 3, b"b"))
     assert letter.why == "2 of 3 chunks came within 5 s"
     # Until it is given up, a chunk that was read late completes its message.
@@ -63,7 +63,7 @@ def test_the_time_begins_with_the_first_chunk(chunks: ChunkAssembler, clock: Tim
 def test_at_the_end_all_is_put_aside(chunks: ChunkAssembler) -> None:
     for n in range(3):
         chunks.take(chunk(0, 2, message=b"message%d" % n), "h")
-    assert [letter.why for letter in chunks.give_up(at_end=True)] == [
+    assert [letter.why for letter in chunks.end().dead_letters] == [
         "1 of 2 chunks came before the receiver stopped"
     ] * 3
     assert chunks.nbytes == 0
@@ -107,7 +107,7 @@ def test_memory_is_bounded_and_one_peer_does_not_push_out_others(chunks: ChunkAs
     for n in range(1000):
         chunks.take(chunk(0, 2, b"z" * 1000), f"10.1.{n // 250}.{n % 250}")
         assert chunks.nbytes <= 100_000
-    assert len(chunks.letters()) + len(chunks.give_up(at_end=True)) == 1000 + 1000 - len(letters)
+    assert len(chunks.letters()) + len(chunks.end().dead_letters) == 1000 + 1000 - len(letters)
     assert chunks.nbytes == 0
 
 
@@ -115,5 +115,5 @@ def test_a_large_chunk_is_a_part_of_its_letter(clock: Time) -> None:
     chunks = ChunkAssembler(timeout=5, max_bytes=10**6, clock=clock)
     for n in range(2):
         chunks.take(chunk(n, 3, b"%d" % n * 60_000), "h")
-    [letter] = chunks.give_up(at_end=True)
+    [letter] = chunks.end().dead_letters
     assert (len(letter.data), letter.left_out) == (2**16, 2 * 60_012 - 2**16)

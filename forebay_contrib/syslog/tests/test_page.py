@@ -45,8 +45,10 @@ def declared(example: str) -> Stream:
 
 @pytest.mark.skipif(shutil.which("logger") is None, reason="util-linux's logger is not here")
 def test_the_messages_of_its_logger_arrive(tmp_path: Path) -> None:
-    first, secured = map(declared, blocks("python"))
+    first, traces, secured = map(declared, blocks("python"))
     assert isinstance(first.source, Syslog)
+    assert isinstance(traces.source, Syslog)
+    assert traces.source.multiline is not None
     assert isinstance(secured.source, Syslog)
     # Use the test's own port.
     source = first.source.model_copy(update={"listen": "127.0.0.1:0", "transports": ("tcp",)})

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from receiver_runtime.block_path.generator_state import GeneratorStateError
+from receiver_runtime.receivers.framing import Cut, JoiningFraming
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, shut_down
 from receiver_runtime.reporting.driver_log import GivenUpError
 from receiver_runtime.sources.fields.tls_context import client_context
@@ -53,6 +54,7 @@ class SocketClient:
         self._receiver = receiver
         self._source = source
         self._framing = framing
+        self._joining = framing if isinstance(framing, JoiningFraming) else None
         self._splitter = framing.open()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -121,7 +123,9 @@ class SocketClient:
         buffer = bytearray()
         failure: OSError | None = None
         refusal: str | None = None
-        loop = None if self._source.tls is not None else self._receiver.supervisor.reading_loop
+        # A record that is held for more lines needs a thread that wakes in time.
+        is_alone = self._source.tls is not None or self._joining is not None
+        loop = None if is_alone else self._receiver.supervisor.reading_loop
         is_quiet = loop is not None
         while refusal is None:
             try:
@@ -131,7 +135,7 @@ class SocketClient:
                 else:
                     if not buffer:
                         buffer = bytearray(READ_BYTES)
-                    count = connection.recv_into(buffer)
+                    count = self._read(connection, buffer)
                     if count == 0:
                         break
                     is_quiet = count < _QUIET_BYTES
@@ -147,14 +151,33 @@ class SocketClient:
             refusal = read.refusal
             if self._is_stopping():
                 break
-        # A stop wakes the read as the end of the stream would. Only if the sender ended it is the last record whole.
-        self._hand_on(self._cut(self._splitter.finish(clean=failure is None and not self._is_stopping())))
+        self._hand_on_last(is_broken=failure is not None)
         if refusal is not None:
             self._restart("The sender does not send records with their length", ValueError(refusal))
         elif failure is not None and not isinstance(failure, ssl.SSLEOFError):
             self._restart("Error receiving data", failure)
         else:
             self._restart(NO_MORE_DATA, None)
+
+    def _hand_on_last(self, *, is_broken: bool) -> None:
+        # A stop wakes the read as the end of the stream would. Only if the sender ended it is the last record whole.
+        self._hand_on(self._cut(self._splitter.finish(clean=not is_broken and not self._is_stopping())))
+        if self._joining is not None:
+            self._hand_on(self._read_of(self._joining.end()))
+
+    def _read(self, connection: socket.socket, buffer: bytearray) -> int:
+        """Wait for bytes; hand on records meanwhile that have waited for more lines for as long as they may."""
+        while self._joining is not None:
+            waiting = self._joining.until_overdue()
+            if waiting == 0:
+                self._hand_on(self._read_of(self._joining.overdue()))
+                continue
+            connection.settimeout(waiting)
+            try:
+                return connection.recv_into(buffer)
+            except TimeoutError:
+                continue
+        return connection.recv_into(buffer)
 
     def _read_quietly(self, connection: socket.socket, buffer: bytearray) -> _Read | None:
         """Read what has come and hand it on, or return it where handing on may take long. On the reading loop."""
@@ -173,21 +196,26 @@ class SocketClient:
         return read
 
     def _cut(self, taken: Taken) -> _Read:
-        letters = taken.before
-        records = None
-        if taken.piece is not None:
-            cut = self._framing.cut([taken.piece])
-            letters += cut.dead_letters
-            if cut.records is not None:
-                records = pa.RecordBatch.from_arrays([cut.records], schema=self._framing.schema)
-        letters += taken.after
-        return _Read(letters, records, taken.refusal)
+        # What is put aside ends the record before it.
+        before = Cut() if self._joining is None or not taken.before else self._joining.end()
+        cut = Cut() if taken.piece is None else self._framing.cut([taken.piece])
+        letters = [*taken.before, *cut.dead_letters, *taken.after]
+        found = [self._batch_of(cut.records) for cut in (before, cut) if cut.records is not None]
+        return _Read(letters, pa.concat_batches(found) if found else None, taken.refusal)
+
+    def _read_of(self, cut: Cut) -> _Read:
+        return _Read(cut.dead_letters, None if cut.records is None else self._batch_of(cut.records), None)
+
+    def _batch_of(self, records: pa.Array | pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(records, pa.RecordBatch):
+            return records
+        return pa.RecordBatch.from_arrays([records], schema=self._framing.schema)
 
     def _hand_on(self, read: _Read) -> None:
         # Dead letters first: they are durable on return; the records are not.
         if read.letters:
             self._receiver.store_dead_letters(read.letters)
-        if read.records is not None:
+        if read.records is not None and read.records.num_rows:
             self._receiver.store_buffered(read.records)
 
     def _restart(self, message: str, error: BaseException | None) -> None:

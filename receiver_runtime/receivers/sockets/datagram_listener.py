@@ -21,8 +21,7 @@ from receiver_runtime.sources.fields.tcp import address_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from receiver_runtime.block_path.block_handler import DeadLetter
-    from receiver_runtime.receivers.framing import Cut
+    from receiver_runtime.receivers.framing import Cut, Holding
     from receiver_runtime.supervisor.receiver import Receiver
 
 _LARGEST_DATAGRAM = 2**16
@@ -39,21 +38,14 @@ _MEMORY_INFO = struct.Struct("9I")
 DROPPED = "datagrams were dropped by the kernel: its receive buffer was full"
 
 
-class GiveUp(Protocol):
-    """Return as dead letters what is held and waited for no longer; at the end, all that is held."""
-
-    def __call__(self, *, at_end: bool) -> Sequence[DeadLetter]: ...
-
-
 class DatagramListener(ListeningThread):
     """Run one UDP socket, from binding to its end.
 
     Args:
         cut: makes records of datagrams and their senders' hosts, in parts: each part is handed on before the next one
             is made, so that compressed datagrams are never in memory all at once.
+        holding: what ``cut`` holds back, for framings whose records may have several datagrams.
         receive_buffer: size to ask the kernel for, in bytes.
-        give_up: returns what ``cut`` holds and waits for no longer, for framings whose records may have several
-            datagrams. It is called about once a second, when the kernel holds no more datagrams, and once at the end.
     """
 
     def __init__(
@@ -63,14 +55,14 @@ class DatagramListener(ListeningThread):
         cut: Callable[[Sequence[bytes], Sequence[str]], Iterable[Cut]],
         *,
         receive_buffer: int,
-        give_up: GiveUp | None = None,
+        holding: Holding | None = None,
     ) -> None:
         where = address_of(*listen_address)
         super().__init__(receiver, name=f"udp {where}", where=f"{where} (UDP)")
         self._address = listen_address
         self._cut = cut
+        self._holding = holding
         self._receive_buffer = receive_buffer
-        self._give_up = give_up
         self._dropped = 0
         self._listening: socket.socket | None = None
 
@@ -99,16 +91,17 @@ class DatagramListener(ListeningThread):
         for one in (both, wake):
             one.register(self._wake_read, select.POLLIN)
         while not self._is_stopping():
-            ready = {descriptor for descriptor, _ in both.poll(_LOOK_SECONDS * 1000)}
+            ready = {descriptor for descriptor, _ in both.poll(self._until_next_look() * 1000)}
             count, is_all = self._read(listening) if listening.fileno() in ready else (0, True)
-            if is_all:
+            if self._holding is not None and is_all:
                 # Not while more datagrams wait: they may complete what is held.
-                self._put_aside(at_end=False)
+                self._store(self._holding.overdue())
             if 0 < count < _LITTLE_DATAGRAMS:
                 wake.poll(_PAUSE * 1000)
             self._look_for_drops(listening)
         self._read(listening)
-        self._put_aside(at_end=True)
+        if self._holding is not None:
+            self._store(self._holding.end())
         self._look_for_drops(listening)
 
     def _read(self, listening: socket.socket) -> tuple[int, bool]:
@@ -128,16 +121,19 @@ class DatagramListener(ListeningThread):
                 nbytes += len(datagram)
             is_all = False
         for cut in self._cut(datagrams, senders) if datagrams else ():
-            # Dead letters first: they are durable on return, and the records are not.
-            if cut.dead_letters:
-                self._receiver.store_dead_letters(cut.dead_letters)
-            if cut.records is not None:
-                self._receiver.store_buffered(cut.records)
+            self._store(cut)
         return len(datagrams), is_all
 
-    def _put_aside(self, *, at_end: bool) -> None:
-        if self._give_up is not None and (letters := self._give_up(at_end=at_end)):
-            self._receiver.store_dead_letters(letters)
+    def _until_next_look(self) -> float:
+        waiting = None if self._holding is None else self._holding.until_overdue()
+        return _LOOK_SECONDS if waiting is None else min(_LOOK_SECONDS, waiting + _PAUSE)
+
+    def _store(self, cut: Cut) -> None:
+        # Dead letters first: they are durable on return, and the records are not.
+        if cut.dead_letters:
+            self._receiver.store_dead_letters(cut.dead_letters)
+        if cut.records is not None and len(cut.records):
+            self._receiver.store_buffered(cut.records)
 
     def _look_for_drops(self, listening: socket.socket) -> None:
         try:

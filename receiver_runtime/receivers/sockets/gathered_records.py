@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from receiver_runtime.receivers.framing import Cut, JoiningFraming, Taken
+
 if TYPE_CHECKING:
     from receiver_runtime.block_path.block_handler import DeadLetter
-    from receiver_runtime.receivers.framing import Framing, Piece, Taken
+    from receiver_runtime.receivers.framing import Framing, Piece
     from receiver_runtime.supervisor.receiver import Receiver
 
 
@@ -28,12 +30,17 @@ class GatheredRecords:
         self._before: list[DeadLetter] = []
         self._pieces: list[Piece] = []
         self._after: list[DeadLetter] = []
+        #: Peers whose open records end before and behind what was gathered.
+        self._interrupted: list[str] = []
+        self._ended: list[str] = []
         #: The bytes of all that.
         self.nbytes = 0
 
     def add(self, taken: Taken, peer: str, counted_as: str) -> None:
         """Add what came from a peer; ``counted_as`` is the peer to which it counts."""
         # Anyone may connect: the dead letters count in the sender's budget.
+        if taken.before:
+            self._interrupted.append(peer)
         for letters in (taken.before, taken.after):
             letters[:] = [replace(letter, peer=counted_as) for letter in letters]
         self._before += taken.before
@@ -44,20 +51,41 @@ class GatheredRecords:
         self._after += taken.after
         self.nbytes += sum(len(letter.data) for letter in (*taken.before, *taken.after))
 
+    def end(self, taken: Taken, peer: str, counted_as: str) -> None:
+        """Add what came at the end of a peer's connection."""
+        self.add(Taken(piece=taken.piece), peer, counted_as)
+        self._ended.append(peer)
+        self.add(Taken(after=[*taken.before, *taken.after]), peer, counted_as)
+
+    def until_overdue(self) -> float | None:
+        """Return in how many seconds ``hand_on_overdue`` has something to do; None: nothing waits."""
+        return self._framing.until_overdue() if isinstance(self._framing, JoiningFraming) else None
+
+    def hand_on_overdue(self) -> None:
+        """Store the records that have waited for more lines for as long as they may."""
+        if isinstance(self._framing, JoiningFraming):
+            self._store(self._framing.overdue())
+
     def hand_on(self) -> None:
         """Store everything that was gathered."""
         letters, pieces, after = self._before, self._pieces, self._after
+        interrupted, ended = self._interrupted, self._ended
         self._begin()
-        records = None
-        if pieces:
-            cut = self._framing.cut(pieces)
-            letters += cut.dead_letters
-            records = cut.records
-        letters += after
+        joining = self._framing if isinstance(self._framing, JoiningFraming) else None
+        if joining is not None and interrupted:
+            self._store(joining.end(interrupted))
+        cut = self._framing.cut(pieces) if pieces else Cut()
+        cut.dead_letters = [*letters, *cut.dead_letters, *after]
+        self._store(cut)
+        if joining is not None and ended:
+            self._store(joining.end(ended))
+
+    def _store(self, cut: Cut) -> None:
         # Dead letters first: they are durable on return; the records are not.
-        if letters:
-            self._receiver.store_dead_letters(letters)
-        if isinstance(records, pa.RecordBatch):
+        if cut.dead_letters:
+            self._receiver.store_dead_letters(cut.dead_letters)
+        records = cut.records
+        if isinstance(records, pa.Array):
+            records = pa.RecordBatch.from_arrays([records], schema=self._framing.schema)
+        if records is not None and records.num_rows:
             self._receiver.store_buffered(records)
-        elif records is not None:
-            self._receiver.store_buffered(pa.RecordBatch.from_arrays([records], schema=self._framing.schema))

@@ -2,7 +2,8 @@
 
 Each *turn* asks the kernel which connections have data, and reads from each of them once, a bounded amount: a sender
 of much data gets no more turns than a sender of little. What a turn has read becomes one Arrow batch, however many
-connections it came from. Memory per connection is bounded by the record whose end has not come.
+connections it came from. Memory per connection is bounded by the record whose end has not come. A framing may hold
+records back for more lines (``framing.JoiningFraming``), and is asked at each turn for those that are overdue.
 
 Backpressure: while the block generator takes no more records, the thread blocks in it. It then reads and accepts
 nothing, and the kernel holds the senders back. At a stop it accepts no more connections, reads each connection once
@@ -29,6 +30,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
+from receiver_runtime.receivers.framing import Taken
 from receiver_runtime.receivers.sockets.gathered_records import GatheredRecords
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, listening_socket
@@ -176,7 +178,7 @@ class SocketListener(ListeningThread):
             self._listener.close()
         self._read_all({c for c in self._connections if c.handshake_until is None})
         for connection in self._connections:
-            self._gathered.add(connection.splitter.finish(clean=False), connection.peer, connection.counted_as)
+            self._gathered.end(connection.splitter.finish(clean=False), connection.peer, connection.counted_as)
         self._gathered.hand_on()
 
     def _read_all(self, ready: set[_Connection]) -> int:
@@ -207,10 +209,11 @@ class SocketListener(ListeningThread):
             taken = connection.splitter.take(self._buffer, count)
             self._gathered.add(taken, connection.peer, connection.counted_as)
             if taken.refusal is not None:
+                self._gathered.end(Taken(), connection.peer, connection.counted_as)
                 self._refuse(connection, "a connection was closed: what came is no length of a record", taken.refusal)
                 return
         if ended is not None:
-            self._gathered.add(
+            self._gathered.end(
                 connection.splitter.finish(clean=ended is _EndedConnection.BY_SENDER),
                 connection.peer,
                 connection.counted_as,
@@ -288,7 +291,7 @@ class SocketListener(ListeningThread):
             limit = self._source.idle_timeout if connection.has_sent else self._source.connect_timeout
             if silent < limit or (own_only and connection.counted_as != counted_as) or _has_data(connection.socket):
                 continue
-            self._gathered.add(connection.splitter.finish(clean=False), connection.peer, connection.counted_as)
+            self._gathered.end(connection.splitter.finish(clean=False), connection.peer, connection.counted_as)
             self._refuse(
                 connection,
                 "a connection was closed: it was silent, and a new one needed its place",
@@ -352,9 +355,13 @@ class SocketListener(ListeningThread):
             deadlines += [c.handshake_until for c in self._connections if c.handshake_until is not None]
         if self._accept_again_at is not None:
             deadlines.append(self._accept_again_at)
-        return max(0.0, min(deadlines) - self._clock.monotonic()) if deadlines else None
+        now = self._clock.monotonic()
+        if (waiting := self._gathered.until_overdue()) is not None:
+            deadlines.append(now + waiting)
+        return max(0.0, min(deadlines) - now) if deadlines else None
 
     def _keep_deadlines(self) -> None:
+        self._gathered.hand_on_overdue()
         now = self._clock.monotonic()
         if self._context is not None:
             for connection in [c for c in self._connections if (c.handshake_until or now) < now]:

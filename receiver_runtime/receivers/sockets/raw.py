@@ -15,4 +15,4 @@ class RawSocketReceiver(SocketReceiver):
     columns: ClassVar[tuple[tuple[str, str], ...]] = RawSocket.columns
 
     def __init__(self, source: RawSocket) -> None:
-        super().__init__(source, LengthPrefixedFraming(max_record_bytes=source.max_record_bytes))
+        super().__init__(source, lambda: LengthPrefixedFraming(max_record_bytes=source.max_record_bytes))

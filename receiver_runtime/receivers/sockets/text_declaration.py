@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from receiver_runtime.receivers.sockets.tcp_source import TcpSource
+from receiver_runtime.sources.fields.multiline import MultilineField  # noqa: TC001  pydantic evaluates it
 from receiver_runtime.sources.fields.text_encoding import (
     LEAST_TRAIL_BYTE,
     check_byte_encoding,
@@ -45,6 +46,9 @@ class SocketText(TcpSource):
             Stored as UTF-8.
         delimiter: text, or any bytes; the stream is cut at it before it is decoded. A ``\\r`` before ``"\\n"`` is part
             of it. ``max_record_bytes`` does not count it.
+        multiline: which lines of a connection belong together: ``"java"``, ``"python"`` or ``"go"`` joins those of
+            stack traces, and ``Multiline(start=...)`` or ``Multiline(continuation=...)`` those of a pattern. A record
+            ends with its connection at the latest. By default each line is a record.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "string"),)
@@ -58,6 +62,7 @@ class SocketText(TcpSource):
         BeforeValidator(_parse_delimiter),
         PlainSerializer(_write_delimiter, when_used="json"),
     ] = "\n"
+    multiline: MultilineField | None = None
 
     @property
     def delimiter_bytes(self) -> bytes:

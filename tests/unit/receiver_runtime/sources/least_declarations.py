@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 #: The smallest declaration of each kind that allows several receivers.
 LEAST: Mapping[str, Mapping[str, Any]] = {
     "amqp": {"host": "b", "queues": ["q"]},
+    "container_logs": {"path": "/in", "shared": True},
     "custom": {"receiver": "package.module:Class"},
     "datagrams": {"listen": "0.0.0.0:8125"},
     "file_lines": {"path": "/in", "shared": True},
