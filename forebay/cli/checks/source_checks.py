@@ -12,7 +12,7 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
@@ -22,7 +22,7 @@ from forebay.cli.checks.own_ports import Holder, holder_of
 from receiver_runtime.record_formats.registry_check import check_registry
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.fields.secret import Secret, SecretError
-from receiver_runtime.sources.fields.tcp import parse_listen
+from receiver_runtime.sources.fields.tcp import Tls, parse_listen
 from receiver_runtime.sources.fields.verification import Verification
 from receiver_runtime.sources.plugins import registered
 from receiver_runtime.sources.records.ddl import type_name
@@ -36,22 +36,34 @@ if TYPE_CHECKING:
     from receiver_runtime.sources.records.declared import Records
     from receiver_runtime.sources.source import Source
 
+T = TypeVar("T")
+
 #: The fields that say where a source listens.
 LISTENING = ("listen", "bind", "endpoints", "transports")
 _CONNECT_SECONDS = 3.0
 # The kind of source whose topics name the subjects of a registry.
 _KAFKA = "kafka"
 _PATTERN = re.compile(r"[*?\[]")
+# Addresses that stand for every one of a host; "::" takes connections of IPv4 too.
+_ALL_HOSTS = frozenset({"*", "::"})
+_ALL_IPV4 = "0.0.0.0"  # noqa: S104  compared, never bound
 _TCP_ENDPOINT = re.compile(r"tcp://(\[[^\]]+\]|[^:/;]+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _SourcePlace:
+class SourcePlace:
     """Name an address that a source uses. `datagrams`: by UDP."""
 
     host: str
     port: int
     datagrams: bool = False
+
+    def overlaps(self, other: SourcePlace) -> bool:
+        """Return whether two listeners can't have both. Port 0 is any free one."""
+        if self.port != other.port or not self.port or self.datagrams != other.datagrams:
+            return False
+        hosts = {self.host, other.host}
+        return len(hosts) == 1 or bool(hosts & _ALL_HOSTS) or (_ALL_IPV4 in hosts and not any(map(_is_ipv6, hosts)))
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -139,24 +151,45 @@ def check_listening(
     ours: returns the pids of this installation's receivers. is_here: receivers are to run on this host. unseen: the
     health of an address whose holder this account can't see.
     """
-    for place in _listens_at(stream.source):
+    for place in listens_at(stream.source):
         yield _can_listen(f"stream {stream.name}", place, ours, is_here=is_here, unseen=unseen)
 
 
 def check_source(stream: Stream) -> Iterator[Finding]:
     """Check other programs' addresses, paths and secrets as a receiver on this host would find them."""
     name, source = f"stream {stream.name}", stream.source
-    yield from _secrets(name, source)
+    yield from check_means(stream)
     answering = [(place, _refusal(place)) for place in _connects_to(source)]
     yield from _reached(name, source, answering)
     path = getattr(source, "path", None)
     if isinstance(path, str):
         yield _readable(name, path, is_pattern=source.path_is_pattern)
-    if not _listens_at(source) and not answering and path is None:
+    if not listens_at(source) and not answering and path is None:
         yield Finding(name, Health.OK, f"{source.kind} {source.address}: its receiver knows where it reads; not tried")
 
 
-def _reached(name: str, source: Source, answering: list[tuple[_SourcePlace, str]]) -> Iterator[Finding]:
+def check_means(stream: Stream) -> Iterator[Finding]:
+    """Check what a receiver reads on its host before it receives: secrets, and files of TLS. Nothing is connected."""
+    name, source = f"stream {stream.name}", stream.source
+    yield from _secrets(name, source)
+    for tls in _parts_of(source, Tls):
+        for field in ("ca_file", "certificate_file", "key_file"):
+            path = getattr(tls, field)
+            if path is not None and (why := _unreadable_file(path)):
+                found = f"tls: {field} {path} {why}"
+                yield Finding(name, Health.WARNING, found, "Put it where the receiver's agent runs, readable for it.")
+
+
+def _unreadable_file(path: str) -> str:
+    """Return why a file can't be read, or an empty text."""
+    try:
+        with Path(path).open("rb") as file:
+            return "" if file.read(1) else "is empty"
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+
+
+def _reached(name: str, source: Source, answering: list[tuple[SourcePlace, str]]) -> Iterator[Finding]:
     for place, why in answering:
         if not why:
             yield Finding(name, Health.OK, f"{place} answers")
@@ -168,7 +201,7 @@ def _reached(name: str, source: Source, answering: list[tuple[_SourcePlace, str]
 
 
 def _secrets(name: str, source: Source) -> Iterator[Finding]:
-    checks: list[Callable[[], object]] = [secret.resolve for secret in _references(source)]
+    checks: list[Callable[[], object]] = [secret.resolve for secret in _parts_of(source, Secret)]
     verify = getattr(source, "verify", None)
     if isinstance(verify, Verification):
         # Whether they are written as their sender writes them, too.
@@ -184,21 +217,20 @@ def _secrets(name: str, source: Source) -> Iterator[Finding]:
         yield Finding(name, Health.WARNING, why, "Set it where the receiver's agent runs.")
 
 
-def _references(value: Any) -> Iterator[Secret]:  # noqa: ANN401  any field
-    if isinstance(value, Secret):
+def _parts_of(value: Any, kind: type[T]) -> Iterator[T]:  # noqa: ANN401  any field
+    """Yield what a declaration holds of this kind, however deep."""
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, pydantic.BaseModel):
         for field in type(value).model_fields:
-            yield from _references(getattr(value, field))
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _references(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _references(one)
+            yield from _parts_of(getattr(value, field), kind)
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _parts_of(one, kind)
 
 
-def _listens_at(source: Source) -> list[_SourcePlace]:
+def listens_at(source: Source) -> list[SourcePlace]:
+    """Return the addresses at which a source listens, as far as it says them in the usual fields."""
     if getattr(source, "bind", False):
         return _endpoints(source)
     listen = getattr(source, "listen", None)
@@ -207,34 +239,38 @@ def _listens_at(source: Source) -> list[_SourcePlace]:
         return []
     transports = getattr(source, "transports", ("tcp",))
     return [
-        _SourcePlace(*parse_listen(address), datagrams=transport == "udp")
+        SourcePlace(*parse_listen(address), datagrams=transport == "udp")
         for address in (listen, *source.further_addresses)
         for transport in transports
     ]
 
 
-def _connects_to(source: Source) -> list[_SourcePlace]:
+def _is_ipv6(host: str) -> bool:
+    return ":" in host
+
+
+def _connects_to(source: Source) -> list[SourcePlace]:
     if getattr(source, "endpoints", None) and not getattr(source, "bind", False):
         return _endpoints(source)
     servers = getattr(source, "bootstrap_servers", None) or getattr(source, "servers", None)
     if servers is not None:
         found = (server.strip().rpartition(":") for server in servers.split(","))
-        return [_SourcePlace(host.strip("[]"), int(port)) for host, _, port in found if port.isdecimal()]
+        return [SourcePlace(host.strip("[]"), int(port)) for host, _, port in found if port.isdecimal()]
     host, port = getattr(source, "host", None), getattr(source, "broker_port", None) or getattr(source, "port", None)
-    return [] if host is None or port is None else [_SourcePlace(host, port)]
+    return [] if host is None or port is None else [SourcePlace(host, port)]
 
 
-def _endpoints(source: Source) -> list[_SourcePlace]:
+def _endpoints(source: Source) -> list[SourcePlace]:
     found = map(_TCP_ENDPOINT.fullmatch, getattr(source, "endpoints", ()))
-    return [_SourcePlace(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
+    return [SourcePlace(tcp[1].strip("[]"), int(tcp[2])) for tcp in found if tcp is not None]
 
 
 def _can_listen(
-    name: str, place: _SourcePlace, ours: Callable[[], Collection[int]], *, is_here: bool, unseen: Health
+    name: str, place: SourcePlace, ours: Callable[[], Collection[int]], *, is_here: bool, unseen: Health
 ) -> Finding:
     bad = Health.FAILED if is_here else Health.WARNING
     flags = socket.AI_PASSIVE if is_here else socket.AI_PASSIVE | socket.AI_NUMERICHOST
-    host = "0.0.0.0" if place.host == "*" else place.host  # noqa: S104  what the declaration says
+    host = _ALL_IPV4 if place.host == "*" else place.host
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, place.port, type=socket.SOCK_DGRAM if place.datagrams else socket.SOCK_STREAM, flags=flags
@@ -266,7 +302,7 @@ def _can_listen(
     return Finding(name, Health.OK, f"can listen at {place}")
 
 
-def _refusal(place: _SourcePlace) -> str:
+def _refusal(place: SourcePlace) -> str:
     """Return why no connection comes about, or an empty text."""
     try:
         socket.create_connection((place.host, place.port), timeout=_CONNECT_SECONDS).close()

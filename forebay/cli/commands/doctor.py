@@ -26,12 +26,16 @@ from forebay.cli.checks.block_directory import PROBE, WRITABLE, nearest_folder, 
 from forebay.cli.checks.dagster_checks import check_instance
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
 from forebay.cli.checks.machine_checks import check_clock, check_extras, check_limits, check_packages, check_ports
-from forebay.cli.checks.source_checks import check_records, check_registries
+from forebay.cli.checks.own_ports import pids_of_home
+from forebay.cli.checks.source_checks import check_listening, check_means, check_records, check_registries
 from forebay.cli.services.private_home import others_may_enter
+from forebay.cli.services.running_module import named_module
 from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import wrong_settings
-from orchestration.declarations.settings import Settings
+from orchestration.declarations.apply import declared_streams
+from orchestration.declarations.modules import PipelineModuleError, load_pipelines
+from orchestration.declarations.settings import ModuleMissingError, Settings
 from orchestration.spark.session.java import JavaNotFoundError, JavaOrigin, find_java
 from receiver_runtime.block_store.frames.columns import union
 from receiver_runtime.block_store.secret_url import SecretUrl
@@ -77,9 +81,9 @@ def doctor(
     """Check what Forebay needs on this machine, and say how to fix what is missing.
 
     It looks at Python's packages, Java, Postgres, the driver log, clocks, block stores and their keys, the home, schema
-    registries, limits of the system, ports, and Dagster's settings. It changes nothing, except that it writes a small
-    file into each block store, reads it and removes it. The exit code is 1 if something is missing; warnings alone give
-    0.
+    registries, limits of the system, ports, and Dagster's settings. In a project's directory it also looks at each
+    source's ports, secrets and files of TLS. It changes nothing, except that it writes a small file into each block
+    store, reads it and removes it. The exit code is 1 if something is missing; warnings alone give 0.
 
     For example:
 
@@ -115,6 +119,7 @@ def examine() -> list[Finding]:
         ("home", _home),
         ("extras", _extras),
         ("records", _records),
+        ("sources", _sources),
         ("limits", lambda _: check_limits()),
         ("ports", check_ports),
         ("dagster", check_instance),
@@ -441,6 +446,28 @@ def _registries(settings: Settings, row: StreamRow) -> Iterator[Finding]:
     stored = _ask(settings, lambda connection: schemas_of_stream(connection, row.stream_id))
     columns = union(*(version.columns for version in stored))
     yield from check_registries(f"stream {row.name}", source, parse_records(declared.records or {}), columns)
+
+
+def _sources(settings: Settings) -> Iterator[Finding]:
+    """Look at what the sources of this directory's project need on this host; yield nothing where there is none."""
+    try:
+        module = named_module(None, settings)
+    except ModuleMissingError:
+        return
+    try:
+        streams = declared_streams(load_pipelines(module))
+    except PipelineModuleError as error:
+        yield Finding(
+            "sources", Health.FAILED, str(error), "Correct the module; `forebay validate` looks at all of it."
+        )
+        return
+    for stream in streams:
+        yield from check_listening(stream, ours=lambda: pids_of_home(settings.home), is_here=True)
+        missing = list(check_means(stream))
+        yield from missing
+        if not missing:
+            found = f"{stream.source.kind}: its secrets and files of TLS, if it has any, are here"
+            yield Finding(f"stream {stream.name}", Health.OK, found)
 
 
 def _home(settings: Settings) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from importlib import resources
 from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Template
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -22,6 +22,9 @@ from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import CommandError, clear_errors
 from forebay.shadowing import PACKAGES
 from orchestration.declarations.pipeline import DeclarationError, Pipeline
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 #: Template -> file of the project. "$module" stands for the name of the pipeline's module.
 _FILES: Final = {
@@ -37,12 +40,20 @@ _FILES: Final = {
 
 
 class ProjectSource(StrEnum):
-    """Name the source that a project begins with. The templates of its folder, if it has one, replace the others."""
+    """Name the source that a project begins with. The templates of its folder replace, or join, the others."""
 
     HTTP = "http"
     WEBHOOK = "webhook"
+    KAFKA_AVRO = "kafka-avro"
+    OTLP = "otlp"
+    LOGS = "logs"
 
 
+#: What a project is installed with, where its source needs an extra.
+_REQUIREMENTS: Final = {ProjectSource.KAFKA_AVRO: "forebay[kafka]", ProjectSource.OTLP: "forebay[otlp]"}
+
+
+_TEMPLATE: Final = ".txt"
 # Modules of the project itself.
 _TAKEN: Final = ("definitions",)
 # Named, because the working directory may be a checkout of Forebay.
@@ -100,12 +111,14 @@ def make_project(directory: Path, source: ProjectSource = ProjectSource.HTTP) ->
             raise CommandError(f"{directory} exists and is not an empty directory: name another one")
         directory.mkdir(parents=True, exist_ok=True)
         templates = resources.files("forebay.project_template")
-        values = {"module": module, "project": module.replace("_", "-")}
+        requirement = _REQUIREMENTS.get(source, "forebay")
+        values = {"module": module, "project": module.replace("_", "-"), "requirement": requirement}
+        of_source = {found.name: found for found in _in_folder(templates / source)}
+        files = {**_FILES, **{name: name.removesuffix(_TEMPLATE) for name in sorted(of_source.keys() - _FILES.keys())}}
         paths = []
-        for template, name in _FILES.items():
+        for template, name in files.items():
             path = directory / Template(name).substitute(values)
-            of_source = templates / source / template
-            found = of_source if of_source.is_file() else templates / template
+            found = of_source.get(template, templates / template)
             text = Template(found.read_text(encoding="utf-8")).substitute(values)
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
@@ -115,20 +128,28 @@ def make_project(directory: Path, source: ProjectSource = ProjectSource.HTTP) ->
     return paths
 
 
+def _in_folder(folder: Traversable) -> list[Traversable]:
+    return [found for found in folder.iterdir() if found.name.endswith(_TEMPLATE)] if folder.is_dir() else []
+
+
 def new(
     project: Annotated[
         Path, typer.Argument(metavar="PROJECT", help="The directory to make. Its name is the project's: my-shop.")
     ],
     source: Annotated[
         ProjectSource,
-        typer.Option(help="What it receives: plain HTTP requests, or signed web hooks."),
+        typer.Option(
+            help="What it receives: plain HTTP requests, signed web hooks, Avro from Kafka, OpenTelemetry's logs, or "
+            "the lines of a log."
+        ),
     ] = ProjectSource.HTTP,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Make a project of your own: a pipeline, its test, and what Dagster and pip need. It runs at once.
 
     The pipeline receives orders over HTTP and adds them up every ten seconds. With `--source webhook` it counts web
-    hooks of GitHub. README.md there says how to send some.
+    hooks of GitHub, with `kafka-avro` it reads such orders from Kafka, with `otlp` it counts log records of
+    OpenTelemetry, and with `logs` the requests in nginx's access log. README.md there says how to send some.
     `forebay init` is the same command.
 
     For example:

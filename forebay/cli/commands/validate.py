@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -17,7 +16,13 @@ from forebay.cli.checks.findings import Finding, Health, all_well, findings_tabl
 from forebay.cli.checks.own_ports import pids_of_home
 from forebay.cli.checks.plan_checks import Columns, check_plans
 from forebay.cli.checks.sink_checks import check_needs, check_sink
-from forebay.cli.checks.source_checks import check_declaration, check_listening, check_registries, check_source
+from forebay.cli.checks.source_checks import (
+    check_declaration,
+    check_listening,
+    check_registries,
+    check_source,
+    listens_at,
+)
 from forebay.cli.instance.database import database_url, naming_the_log
 from forebay.cli.services.running_module import UNLESS_GIVEN, left_to_a_person, named_module
 from forebay.cli.terminal.console import Console
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Output, Pipeline, Stream
 
 _APPLICATION = "forebay validate"
+_LEAST_SHARERS = 2
 _SHORT = timedelta(seconds=2)  # the least interval that leaves a batch time beyond its fixed cost
 
 
@@ -239,27 +245,33 @@ def _conflicts(pipelines: Sequence[Pipeline], streams: Sequence[Stream]) -> Iter
 
 
 def _shared_addresses(streams: Sequence[Stream]) -> Iterator[Finding]:
-    """Yield which listeners have an address that they can't share, each set of them once."""
-    listening: defaultdict[str, list[Stream]] = defaultdict(list)
-    for stream in streams:
-        source = stream.source
-        own = (getattr(source, "listen", ""), *source.further_addresses) if source.address_part else ()
-        for address in {source.address, *own}:
-            listening[address].append(stream)
+    """Yield which listeners have an address that they can't share, each set of them once, with their kinds."""
+    places = {stream.name: listens_at(stream.source) for stream in streams}
     found: dict[tuple[str, ...], Finding] = {}
-    for address, here in sorted(listening.items()):
-        parts = {stream.source.address_part for stream in here}
-        are_apart = "" not in parts and len(parts) == len(here)
-        names = tuple(stream.name for stream in here)
-        said = f"the streams {', '.join(names)} listen at the same address, {address}"
-        if len(here) == 1 or address.endswith(":0"):
-            continue
-        if not are_apart:
-            found[names] = Finding("streams", Health.FAILED, said, "Give each a port of its own.")
-        elif len({stream.source.address_terms for stream in here}) > 1:
-            way_out = "Give all of them the same, or each a port of its own."
-            found[names] = Finding("streams", Health.FAILED, f"{said}, and differ in listen, tls or tokens", way_out)
+    for stream in streams:
+        for place in places[stream.name]:
+            here = [other for other in streams if any(map(place.overlaps, places[other.name]))]
+            _add_conflict(found, f"{place}", here)
+        if not places[stream.name]:
+            # A kind of another package may listen in its own way.
+            address = stream.source.address
+            _add_conflict(found, address, [other for other in streams if other.source.address == address])
     yield from found.values()
+
+
+def _add_conflict(found: dict[tuple[str, ...], Finding], address: str, here: Sequence[Stream]) -> None:
+    """Add why streams can't listen at one address, if they can't share it."""
+    if len(here) < _LEAST_SHARERS or address.endswith(":0"):
+        return
+    parts = {stream.source.address_part for stream in here}
+    names = ", ".join(f"{stream.name} ({stream.source.kind})" for stream in here)
+    said, way_out = f"the streams {names} listen at the same address, {address}", "Give each a port of its own."
+    if "" not in parts and len(parts) == len(here):
+        if len({stream.source.address_terms for stream in here}) == 1:
+            return
+        said += ", and differ in listen, tls or tokens"
+        way_out = "Give all of them the same, or each a port of its own."
+    found.setdefault(tuple(sorted(stream.name for stream in here)), Finding("streams", Health.FAILED, said, way_out))
 
 
 def _compare(

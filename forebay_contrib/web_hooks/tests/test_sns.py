@@ -18,9 +18,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay_contrib.web_hooks.sns import Sns
-from forebay_contrib.web_hooks.sns_check import SnsCheck, fetch
+from forebay_contrib.web_hooks.sns_check import SnsCheck, _has_each_name_once, fetch
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
 from receiver_runtime.sources.source_registry import parse_source
@@ -296,6 +298,15 @@ def test_a_member_that_comes_twice_is_refused() -> None:
     for name in ("Message", "\\u004dessage", "UnsubscribeURL"):
         body = good.replace("{", f'{{"{name}": "another", ', 1).encode()
         assert "a member comes twice" in refused(Amazon(), body)
+
+
+@given(st.dictionaries(st.text(), st.text(), min_size=1), st.booleans())
+def test_names_that_differ_are_told_by_their_quotes(members: dict[str, str], is_ascii: bool) -> None:
+    text = json.dumps(members, ensure_ascii=is_ascii)
+    assert _has_each_name_once(text.encode())
+    again = json.dumps({min(members): '"'}, ensure_ascii=not is_ascii)
+    assert not _has_each_name_once(f"{text[:-1]},{again[1:]}".encode())
+    assert not _has_each_name_once(f"{again[:-1]},{text[1:]}".encode())
 
 
 def test_a_subscription_is_confirmed_once() -> None:

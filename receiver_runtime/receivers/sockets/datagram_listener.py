@@ -13,7 +13,7 @@ import contextlib
 import select
 import socket
 import struct
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.sources.fields.tcp import address_of

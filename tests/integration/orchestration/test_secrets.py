@@ -16,6 +16,7 @@ from orchestration.declarations.apply import apply, difference
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import SinkError
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
+from tests.support.driver_log.all_rows import all_rows
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect
 
@@ -30,19 +31,6 @@ def declared(sink: PostgresSink) -> Pipeline:
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     pipeline.output(inputs=[lines], sink=sink, name="counts")(lambda _: words(("a", 1)))
     return pipeline
-
-
-def everything(connection: sa.Connection) -> str:
-    """Return all rows of all tables of the driver log, as text."""
-    tables = connection.execute(
-        sa.text(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'forebay' AND table_type = "
-            "'BASE TABLE'"
-        )
-    ).scalars()
-    return "\n".join(
-        str(row) for table in list(tables) for row in connection.exec_driver_sql(f'SELECT * FROM forebay."{table}"')
-    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +76,7 @@ def test_a_batch_that_fails_at_its_target_never_shows_the_secret(
                 settings=Settings(home=tmp_path, database_url=database_url),
                 session=lambda: session,
             )
-        kept = everything(connection)
+        kept = all_rows(connection)
     assert "env:TARGET_URL" in kept
     assert said in kept
     repository = build_definitions(pipeline).get_repository_def()

@@ -33,7 +33,7 @@ _AND, _IS = b"\xff", b"\xfe"
 _SEPARATED = bytes.maketrans(b"&=+", _AND + _IS + b" ")
 _LEAST = b"\0"
 _QUOTED_PRINTABLE = bytes.maketrans(b"&=+%", _AND + _LEAST + b" =")
-_NO_SEPARATORS = bytes(octet for octet in range(256) if octet not in b"&=")
+_NO_SEPARATORS = bytes(octet for octet in range(256) if octet not in b"&=\r\n")
 _NO_SIGNS = bytes(octet for octet in range(256) if octet not in _AND + _LEAST)
 _LONGEST_TIMESTAMP = 12  # digits of seconds since 1970
 
@@ -202,15 +202,14 @@ def _usual_form(body: bytes) -> bytes | None:
     """Return the same for a form of one ``name=value`` after the other; None: it has another look, and may be good."""
     separators = body.translate(None, _NO_SEPARATORS)
     fields = len(separators) // 2 + 1
-    if separators != (b"=&" * fields)[:-1] or fields > _MOST_FIELDS or b"\n" in body or b"\r" in body:
+    if separators != (b"=&" * fields)[:-1] or fields > _MOST_FIELDS:
         return None
     # It is unquoted as quoted-printable, which is the same with another sign, and read in C. Each quoted octet has two
-    # fewer then; what is wrong has a line end, which there is none of, or a length that tells.
+    # fewer then. What is wrong shows in the length, or is a line end, which no form of the usual look has.
     text = a2b_qp(body.translate(_QUOTED_PRINTABLE))
-    if (
-        len(text) != len(body) - 2 * body.count(b"%")
-        or text.translate(None, _NO_SIGNS) != (_LEAST + _AND) * (fields - 1) + _LEAST
-    ):
+    if len(text) != len(body) - 2 * body.count(b"%"):
+        return None
+    if text.translate(None, _NO_SIGNS) != separators.translate(_QUOTED_PRINTABLE):
         return None
     # Within a field the octet that is less than all others stands behind its name, so fields sort as their pairs do.
     return b"".join(sorted(set(text.split(_AND)))).replace(_LEAST, b"")

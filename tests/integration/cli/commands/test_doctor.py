@@ -412,3 +412,38 @@ def test_block_keys_are_shown_by_reference_and_id_only(home: Path, monkeypatch: 
     assert answer.exit_code == 1
     assert "a secret is given by reference" in answer.output
     assert key not in answer.output
+
+
+def test_the_sources_of_a_project_are_looked_at(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(doctor_module._sources(Settings())) == []
+    module = tmp_path / "my_pipeline.py"
+    monkeypatch.setenv("FOREBAY_MODULE", str(module))
+    monkeypatch.delenv("A_HOOK", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        module.write_text(
+            "from forebay import ConsoleSink, EnvVar, Pipeline, Stream\n"
+            "from forebay.sources import Http\n"
+            "from forebay.web_hooks import GitHub\n"
+            f"hooks = Stream('hooks', Http(listen='127.0.0.1:{port}', verify=GitHub(EnvVar('A_HOOK'))))\n"
+            "plain = Stream('plain', Http(listen='127.0.0.1:0'))\n"
+            "pipeline = Pipeline('p', interval='10s')\n"
+            "@pipeline.output(inputs=[hooks, plain], sink=ConsoleSink())\n"
+            "def shown(hooks, plain):\n    return hooks\n",
+            encoding="utf-8",
+        )
+        answer = _run("--json")
+        found = [one for one in json.loads(answer.stdout)["findings"] if one["check"].startswith("stream ")]
+        said = [(one["check"], one["health"], one["found"]) for one in found]
+        in_use = f"can't listen at 127.0.0.1:{port}: Address already in use"
+        assert ("stream hooks", "failed", in_use) in said
+        assert any(one[1] == "warning" and "A_HOOK is not set" in one[2] for one in said)
+        assert {one[1] for one in said if one[0] == "stream plain"} == {"ok"}
+        assert answer.exit_code == 1
+    monkeypatch.setenv("A_HOOK", "a-secret")
+    assert {one.health for one in doctor_module._sources(Settings())} == {Health.OK}
+    (tmp_path / "no_pipeline.py").write_text("x = 1", encoding="utf-8")
+    monkeypatch.setenv("FOREBAY_MODULE", str(tmp_path / "no_pipeline.py"))
+    [finding] = doctor_module._sources(Settings())
+    assert (finding.health, "declares no Pipeline" in finding.found) == (Health.FAILED, True)

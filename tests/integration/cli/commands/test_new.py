@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
+import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
-from forebay.cli.commands.new import make_project
+from forebay.cli.commands.new import ProjectSource, make_project
+from forebay.cli.main import app
+from forebay.sources import FollowedFiles, Http, Kafka
+from forebay.testing import run_batch
+from forebay_contrib.opentelemetry.route import signal_route
+from forebay_contrib.opentelemetry.signals import LOGS
+from receiver_runtime.receivers.http.requests.parsing_limits import UNLIMITED
+from receiver_runtime.receivers.http.requests.pushed import PushedRows
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
+
+    from forebay import Pipeline, Stream
 
 # Beside other tests, the start of Spark or Dagster takes long.
 _SECONDS = 240
@@ -44,14 +57,72 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "my-shop"
 
 
+def first_records(source: ProjectSource, readme: str, project: Path, stream: Stream) -> list[dict[str, Any]]:
+    """Return the rows that the first record becomes: the one that README.md says how to send."""
+    if source is ProjectSource.OTLP:
+        body = re.findall(r" -d '(\{.*?\})'$", readme, re.DOTALL | re.MULTILINE)[0].encode()
+        headers = [(b"content-type", b"application/json")]
+        parsed = signal_route(LOGS).parse(headers, body, Http(listen="127.0.0.1:0"), UNLIMITED)
+        assert isinstance(parsed, PushedRows)
+        batch = parsed.batch
+        return [*batch.to_pylist()]
+    if source is ProjectSource.KAFKA_AVRO:
+        [record] = sent_to_kafka(re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)[0])
+    else:
+        [text] = re.findall(r"(?:BODY=| -d |echo )'([^']*)'", readme)
+        record = text.encode()
+    if isinstance(stream.source, FollowedFiles):
+        assert str(Path(stream.source.path).parent).replace(str(Path.home()), "~") in readme
+    elif not isinstance(stream.source, Kafka):
+        assert f"http://{stream.source.listen}/v1/{stream.name}" in readme  # type: ignore[attr-defined]
+    assert stream.records is not None
+    found = stream.records.load_reader()(stream.records).read(pa.array([record], pa.binary()))
+    assert not found.faults
+    rows: list[dict[str, Any]] = found.batch.to_pylist()
+    return rows
+
+
+def sent_to_kafka(program: str) -> list[bytes]:
+    """Run a program that sends to Kafka; return what it would send, where there is no broker."""
+    sent: list[bytes] = []
+
+    class Kept(confluent_kafka.Producer):
+        def produce(self, *given: Any, **_: Any) -> None:  # noqa: ANN401  the client's own
+            topic, value = given
+            assert topic == "orders"
+            sent.append(value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confluent_kafka, "Producer", Kept)
+        exec(program, {})
+    return sent
+
+
 @pytest.mark.spark
-def test_its_own_test_passes(project: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ProjectSource)
+def test_each_passes_its_own_test_is_valid_and_counts_its_first_record(
+    source: ProjectSource, tmp_path: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run it in the session of this process: one of its own takes 6 s."""
+    project = tmp_path / f"my-{source}-shop"
+    make_project(project, source)
+    name = f"my_{source.replace('-', '_')}_shop"
     monkeypatch.syspath_prepend(project)
     monkeypatch.chdir(project)
-    module = importlib.import_module("test_my_shop")
+    module = importlib.import_module(f"test_{name}")
     [test] = [made for name, made in vars(module).items() if name.startswith("test_")]
     test()
+    pipeline: Pipeline = vars(module)["pipeline"]
+    answer = CliRunner().invoke(app, ["validate", name, "--offline", "--no-plans"])
+    assert answer.exit_code == 0, answer.output
+    [stream] = pipeline.streams
+    records = first_records(source, (project / "README.md").read_text(encoding="utf-8"), project, stream)
+    [result] = run_batch(pipeline, {stream: records}).values()
+    assert result.num_rows == 1
+    assert not any(column.null_count for column in result.columns)
+    needs = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    extra = stream.source.needs_extra
+    assert needs == ["forebay" if extra is None else f"forebay[{extra}]"]
     assert not (project / "data").exists()
 
 

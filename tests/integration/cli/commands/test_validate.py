@@ -158,9 +158,37 @@ def test_declarations_that_exclude_each_other_are_found(module: Callable[[str], 
     assert about(found, "stream third") == [], "another host's name is not looked up"
     assert about(found, "stream lines") == [("failed", "two streams have the name 'lines', and different declarations")]
     [(health, said)] = about(found, "streams")
-    assert (health, "fourth, third listen at the same address" in said) == ("failed", True)
+    shared = "fourth (http), third (http) listen at the same address, no-host.invalid:7003"
+    assert (health, shared in said) == ("failed", True)
     [(health, said)] = about(found, "outputs")
     assert (health, str(home / "out") in said) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("Http(listen='127.0.0.1:7005')", "OtlpLogs(listen='127.0.0.1:7005')", "127.0.0.1:7005"),
+        ("Http(listen='127.0.0.1:7005')", "OtlpLogs(listen='127.0.0.1:7006', grpc='0.0.0.0:7005')", "127.0.0.1:7005"),
+        ("Http(listen='127.0.0.1:7005')", "SocketText(listen='[::]:7005')", "127.0.0.1:7005"),
+        ("Syslog(listen='127.0.0.1:7005', transports=['udp'])", "Http(listen='127.0.0.1:7005')", ""),
+        ("SocketText(listen='0.0.0.0:7005')", "Http(listen='[::1]:7005')", ""),
+        ("OtlpTraces(listen='127.0.0.1:7005')", "OtlpLogs(listen='127.0.0.1:7005')", ""),
+    ],
+)
+def test_listeners_of_several_kinds_at_one_port_are_named(
+    first: str, second: str, said: str, module: Callable[[str], str], home: Path
+) -> None:
+    path = module(f"""
+        from forebay.sources import OtlpLogs, OtlpTraces, Syslog
+        a, b = Stream("a", {first}), Stream("b", {second})
+        pipeline = Pipeline("p", interval="10s")
+        counted(pipeline, a, ParquetSink({str(home / "a")!r}), "of_a")
+        counted(pipeline, b, ParquetSink({str(home / "b")!r}), "of_b")
+    """)
+    found = about(findings(path, "--offline", well=not said), "streams")
+    kinds = [kind for kind in ("(http)", "(otlp_logs)", "(socket_text)") if kind in f"{found}"]
+    assert (len(found), len(kinds)) == ((1, 2) if said else (0, 0))
+    assert f"listen at the same address, {said}" in f"{found}" or not said
 
 
 def test_sources_are_tried_from_here(

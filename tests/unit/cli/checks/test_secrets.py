@@ -1,4 +1,4 @@
-"""Check what is said of a source's secrets: one that is missing, and one that its sender does not write so."""
+"""Check what is said of what a source reads on its host: of secrets, and of files of TLS, that are missing or wrong."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 
 from forebay import Stream
 from forebay.cli.checks.findings import Health
-from forebay.cli.checks.source_checks import check_source
-from forebay.sources import Http
+from forebay.cli.checks.source_checks import check_means, check_source
+from forebay.sources import Http, Tls
 from forebay.web_hooks import StandardWebhooks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,19 @@ def test_secrets_that_can_not_be_used_are_named_once(
         (Health.WARNING, True)
     ] * len(said)
     assert all("no base64!" not in finding.found for finding in found)
+
+
+def test_files_of_tls_that_can_not_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("a certificate", encoding="utf-8")
+    (tmp_path / "key.pem").touch()
+    files = {
+        name: str(tmp_path / file)
+        for name, file in {"ca_file": "ca.pem", "certificate_file": "no.pem", "key_file": "key.pem"}.items()
+    }
+    found = list(check_means(Stream("hooks", Http(listen="127.0.0.1:0", tls=Tls(**files, key_password="env:A_KEY")))))
+    assert [finding.found.partition("A_KEY")[0] for finding in found] == [
+        "the environment variable ",
+        f"tls: certificate_file {tmp_path}/no.pem can't be read: No such file or directory",
+        f"tls: key_file {tmp_path}/key.pem is empty",
+    ]
+    assert {(finding.check, finding.health) for finding in found} == {("stream hooks", Health.WARNING)}
