@@ -120,7 +120,7 @@ def check_registries(
         if not isinstance(registry, Registry):
             continue
         is_key = part is not records
-        unset = sorted({str(error) for error in map(_missing, _references(registry)) if error is not None})
+        unset = sorted({str(error) for error in map(_missing, _parts_of(registry, Secret)) if error is not None})
         if unset:
             # Only the agent's environment counts, which may be another one.
             found = f"the schema registry {registry.url} was not asked: {'; '.join(unset)}"
