@@ -192,6 +192,22 @@ def test_a_refused_record_is_set_aside_and_the_others_go_on(receiver: ChannelRec
     assert len(receiver.channels["a"]) == 997
 
 
+def test_a_record_that_is_registered_is_not_set_aside_for_a_later_refusal(
+    receiver: ChannelReceiver, tmp_path: Path
+) -> None:
+    receiver.drop_answer = lambda: True
+    with sender(receiver, tmp_path) as made:
+        made.send(b"1")
+        eventually(lambda: receiver.channels.get("a") == [b"1"], "that it is registered")
+        receiver.before = lambda _, __, records: Reply(400, {"detail": "no"}) if b"1" in records else None
+        receiver.drop_answer = lambda: False
+        made.flush(SECONDS)
+        made.send(b"2")
+        made.flush(SECONDS)
+        assert made.status().refused == 0
+    assert receiver.channels["a"] == [b"1", b"2"]
+
+
 class Killing:
     """Refuse bad records, and take the spool's image at one request: nothing is written while the sender waits."""
 
