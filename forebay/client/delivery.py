@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from forebay.client.backoff import Backoff
 from forebay.client.batch_size import BatchSize
 from forebay.client.channel_requests import NoAnswerError
 from forebay.client.errors import ChannelMismatchError, RequestRefusedError, SendError
-from forebay.client.meeting import meet
+from forebay.client.meeting import doubt, meet
 
 if TYPE_CHECKING:
     from forebay.client.batch import Batch
@@ -47,6 +47,7 @@ class Delivery:
         *,
         syncs: bool,
         on_mismatch: OnMismatch,
+        set_back_timeout: float,
         max_refused: int,
     ) -> None:
         self._spool = spool
@@ -56,6 +57,8 @@ class Delivery:
         self._syncs = syncs
         self._on_mismatch = on_mismatch
         self._max_refused = max_refused
+        self._set_back_timeout = set_back_timeout
+        self._set_back_since: float | None = None
         self._backoff = Backoff()
         self._is_stopped = False
         self._flushes = 0
@@ -118,7 +121,7 @@ class Delivery:
 
     def _meet_channel(self) -> None:
         """Ask where the channel is, and begin there."""
-        while (position := self._position()) is None:
+        while (position := self._position()) is None or (self._on_mismatch == "error" and self._waits_for(position)):
             if self._is_stopped:
                 return
         with self._spool.changed:
@@ -128,6 +131,22 @@ class Delivery:
             self._next = met.registered
             self._sent = max(self._own_from, self._next)
             self._spool.acknowledge(self._next)
+
+    def _waits_for(self, position: int) -> bool:
+        """Wait while the channel is before all records of the spool. Return whether it waited, and may ask again.
+
+        After a failover of Postgres without its last commits, receivers register those again.
+        """
+        state = self._spool.state
+        if state.shift is None or position >= state.offset_of(self._spool.first):
+            self._set_back_since = None
+            return False
+        now = time.monotonic()
+        self._set_back_since = self._set_back_since or now
+        if now - self._set_back_since >= self._set_back_timeout:
+            return False
+        self._wait_again(f"the channel was set back to {position}, before the spool's first record")
+        return True
 
     def _position(self) -> int | None:
         """Return the channel's position; None: ask again, it has waited."""
@@ -183,7 +202,7 @@ class Delivery:
             self._registered(batch, offset, answer, is_first=is_first)
         elif answer.status == HTTPStatus.CONFLICT and answer.offset is not None:
             if is_first and answer.offset > offset:
-                self._doubt(batch, answer.offset - offset)
+                doubt(self._spool, batch, answer.offset - offset)
             self._go_on_from(answer.offset, offset, answer)
         elif answer.status in _REFUSES_RECORDS:
             self._refused(batch, offset, answer)
@@ -202,25 +221,18 @@ class Delivery:
                 "declare the source without `body`, and open the sender with the records that it takes"
             )
         if is_first and answer.duplicates:
-            self._doubt(batch, answer.duplicates)
+            doubt(self._spool, batch, answer.duplicates)
         self.dead_letters += answer.dead_letters
         self._size.on_taken()
         self._answered_well()
         self._move_to(answer.offset)
 
-    def _doubt(self, batch: Batch, known: int) -> NoReturn:
-        """End: the receiver had records that were never sent."""
-        assert self._spool.state.shift is not None
-        self._spool.bind(self._spool.state.shift, doubted=(batch.first, batch.end))
-        raise ChannelMismatchError(
-            f"{known} records were registered before {self._spool.folder} sent them: another sender uses the channel, "
-            "or a proxy repeats requests by itself: give each sender a channel of its own, and stop the proxy's retries"
-        )
-
     def _go_on_from(self, position: int, offset: int, answer: Answer) -> None:
         """Go on where the receiver is."""
         if position == offset:
             self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
+            return
+        if self._waits_for(position):
             return
         _log.info("%s: the channel is at %d, not %d: goes on there", self._spool.folder, position, offset)
         self._move_to(position)

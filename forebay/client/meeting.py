@@ -1,17 +1,18 @@
 """Decide where a spool goes on when it meets its channel: which offset its records have.
 
-What could lose or double a record is its owner's choice, and an error until there is one.
+What could lose or double a record is its owner's choice, and an error until there is one. It never waits.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from forebay.client.errors import ChannelMismatchError
 
 if TYPE_CHECKING:
+    from forebay.client.batch import Batch
     from forebay.client.spool import Spool
 
 _log = logging.getLogger("forebay.client")
@@ -60,6 +61,16 @@ def meet(spool: Spool, position: int, on_mismatch: OnMismatch) -> Meeting:
     raise ChannelMismatchError(
         f"the channel expects the record with offset {position}, and {spool.folder} has sent only those before "
         f"{unsent}: the spool is an old copy, or another sender uses the channel: {_WAYS_OUT}"
+    )
+
+
+def doubt(spool: Spool, batch: Batch, known: int) -> NoReturn:
+    """End a sender: the receiver had records before they were sent. A later process must not pass over them."""
+    assert spool.state.shift is not None
+    spool.bind(spool.state.shift, doubted=(batch.first, batch.end))
+    raise ChannelMismatchError(
+        f"{known} records were registered before {spool.folder} sent them: another sender uses the channel, or a proxy "
+        "repeats requests by itself: give each sender a channel of its own, and stop the proxy's retries"
     )
 
 

@@ -50,6 +50,8 @@ class SenderLimits:
         fsync_interval: seconds between syncs, with `fsync="interval"`.
         request_timeout: seconds in which a request must be answered; more than the receiver's
             `acknowledgement_timeout`.
+        set_back_timeout: seconds for which the channel may be before the spool's first record, as after a failover of
+            the receiver's Postgres, before that is an error.
         refused: maximum number of records that are set aside, before the sender ends with an error.
     """
 
@@ -60,13 +62,14 @@ class SenderLimits:
     full_timeout: float = 30.0
     fsync_interval: float = 1.0
     request_timeout: float = 60.0
+    set_back_timeout: float = 60.0
     refused: int = 100
 
     def __post_init__(self) -> None:
         """Check them. Raises ValueError."""
         for name in self.__slots__:
             value = getattr(self, name)
-            least = 0 if name in {"linger", "full_timeout", "refused"} else 1e-3
+            least = 0 if name in {"linger", "full_timeout", "set_back_timeout", "refused"} else 1e-3
             if not least <= value < float("inf"):
                 raise ValueError(f"limits: {name} is {value}: give a number of at least {least}")
 
@@ -153,6 +156,7 @@ class Sender:
             BatchLimits(limits.batch_records, limits.batch_bytes, limits.linger),
             syncs=fsync != "never",
             on_mismatch=on_mismatch,
+            set_back_timeout=limits.set_back_timeout,
             max_refused=limits.refused,
         )
         self._closing = threading.Event()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECONDS = 20.0
-LIMITS = SenderLimits(linger=0.001, request_timeout=5.0)
+LIMITS = SenderLimits(linger=0.001, request_timeout=5.0, set_back_timeout=0.2)
 
 
 @pytest.fixture
@@ -190,6 +190,22 @@ def test_a_refused_record_is_set_aside_and_the_others_go_on(receiver: ChannelRec
         again.flush(SECONDS)
     assert receiver.channels["a"][-1] == b"1000"
     assert len(receiver.channels["a"]) == 997
+
+
+def test_a_record_that_is_registered_is_not_set_aside_for_a_later_refusal(
+    receiver: ChannelReceiver, tmp_path: Path
+) -> None:
+    receiver.drop_answer = lambda: True
+    with sender(receiver, tmp_path) as made:
+        made.send(b"1")
+        eventually(lambda: receiver.channels.get("a") == [b"1"], "that it is registered")
+        receiver.before = lambda _, __, records: Reply(400, {"detail": "no"}) if b"1" in records else None
+        receiver.drop_answer = lambda: False
+        made.flush(SECONDS)
+        made.send(b"2")
+        made.flush(SECONDS)
+        assert made.status().refused == 0
+    assert receiver.channels["a"] == [b"1", b"2"]
 
 
 class Killing:
@@ -357,6 +373,30 @@ def test_an_empty_spool_goes_on_after_another_sender(receiver: ChannelReceiver, 
             made.send_many(numbers(begin, begin + 10))
             made.flush(SECONDS)
     assert receiver.channels["a"] == numbers(0, 30)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_channel_that_is_set_back_for_a_moment_is_waited_for(
+    receiver: ChannelReceiver, tmp_path: Path, *, is_open: bool
+) -> None:
+    """Check what a failover of Postgres without its last commits does, until the receiver has registered them again."""
+    limits = SenderLimits(linger=0.001)
+    made = sender(receiver, tmp_path, limits=limits)
+    made.send_many(numbers(0, 10))
+    made.flush(SECONDS)
+    made.close()
+    if is_open:
+        made = sender(receiver, tmp_path, limits=limits)
+        eventually(lambda: len(receiver.asked) == 2, "the next sender to meet the channel")
+    del receiver.channels["a"][4:]
+    if not is_open:
+        made = sender(receiver, tmp_path, limits=limits)
+    made.send(b"10")
+    eventually(lambda: "set back to 4" in made.status().last_error, "that it waits")
+    receiver.channels["a"] += numbers(4, 10)
+    made.flush(SECONDS)
+    made.close()
+    assert receiver.channels["a"] == numbers(0, 11)
 
 
 def test_a_channel_that_was_set_back_is_an_error_until_its_owner_decides(

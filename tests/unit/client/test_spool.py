@@ -255,6 +255,24 @@ def test_a_file_of_others_is_named(tmp_path: Path, name: str, content: bytes, wh
     (tmp_path / name).unlink()
 
 
+def test_offsets_stay_when_refused_records_are_deleted_with_their_segments(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+    spool.bind(0)
+    for number in range(3):
+        spool.append(b'"%s"\n' % (b"x" * 1000), 1)
+        spool.set_aside(number, 400, "why", b"1")
+    while spool.first < 10:
+        index = spool.append(b'"%s"\n' % (b"x" * 5000), 1) - 1
+        assert spool.state.offset_of(index) == index - 3
+        assert spool.state.index_of(index - 3) == index
+        spool.acknowledge(index)
+    assert spool.state.refused == []
+    spool.close()
+    again = opened(tmp_path)
+    assert again.state.offset_of(again.end) == again.end - 3
+    again.close()
+
+
 def test_records_without_a_state_are_not_sent_from_a_guessed_offset(tmp_path: Path) -> None:
     opened(tmp_path).close()
     (tmp_path / "state.json").unlink()
