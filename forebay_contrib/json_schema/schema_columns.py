@@ -26,6 +26,9 @@ _ANNOTATIONS = frozenset(
     # Of the serializers of schema registries.
     | {"javaType"}
 )
+# Schemas that are read for one document, each as often as it is referred to: documents that refer to others twice would
+# have more columns than any memory holds.
+_MOST_SCHEMAS = 5_000
 _ANNOTATING = ("connect.", "confluent:")
 _CHOICES = ("anyOf", "oneOf")
 _FORMATS = {"date-time": "timestamp[us, tz=UTC]", "date": "date32[day]"}
@@ -78,6 +81,7 @@ class _Documents:
     def __init__(self, documents: Mapping[str, Schema]) -> None:
         self._documents = documents
         self._within: list[str] = []
+        self._schemas = 0
         self._closed: dict[str, bool] = {}
 
     def closed(self) -> bool:
@@ -150,6 +154,11 @@ class _Documents:
 
     def shape(self, given: object, place: str) -> Shape:
         """Return the shape of a schema within the document. Raises ShapeError."""
+        self._schemas += 1
+        if self._schemas > _MOST_SCHEMAS:
+            raise ShapeError(
+                f"{shortened(place, 200)}: there are more than {_MOST_SCHEMAS:,} schemas in all: use fewer"
+            )
         if isinstance(given, Mapping) and (choice := _choice_of(given)):
             return self._one_or_null(given, choice, place)
         schema = self.resolved(given, place)
