@@ -45,6 +45,8 @@ _BOUNDS: dict[str, RuleName] = {
 }
 _TEXT_RULES: dict[str, RuleName] = {"minLength": "min_length", "maxLength": "max_length", "pattern": "pattern"}
 _LIST_RULES: dict[str, RuleName] = {"minItems": "min_length", "maxItems": "max_length"}
+_LENGTHS = frozenset({"min_length", "max_length"})
+_END_LENGTH = 2**31
 # Keywords of each type, beside those of all.
 _KEYWORDS = {
     "string": {*_TEXT_RULES, "format"},
@@ -251,8 +253,18 @@ def _scalar(name: str, schema: Schema, place: str) -> Shape:
     return _with_rules(shape, schema, {**_BOUNDS, **_TEXT_RULES}, place)
 
 
+def _check_operand(rule: RuleName, value: object, place: str) -> None:
+    """Refuse a length that is none, and a pattern that is no text. Raises ShapeError."""
+    if rule in _LENGTHS:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _END_LENGTH:
+            raise ShapeError(f"{place}: {shortened(repr(value), 60)} is no length: write a whole number from 0 on")
+    elif rule == "pattern" and not isinstance(value, str):
+        raise ShapeError(f"{place}: {shortened(repr(value), 60)} is no pattern: write a text")
+
+
 def _with_rules(shape: Shape, schema: Schema, rules: Mapping[str, RuleName], place: str) -> Shape:
     for keyword, rule in rules.items():
         if keyword in schema:
+            _check_operand(rule, schema[keyword], f"{place}/{keyword}")
             shape = shape.with_rule(rule, schema[keyword], f"{place}/{keyword}")
     return shape
