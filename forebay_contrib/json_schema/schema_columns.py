@@ -26,6 +26,9 @@ _ANNOTATIONS = frozenset(
     # Of the serializers of schema registries.
     | {"javaType"}
 )
+# Schemas that are read for one document, each as often as it is referred to: documents that refer to others twice would
+# have more columns than any memory holds.
+_MOST_SCHEMAS = 5_000
 _ANNOTATING = ("connect.", "confluent:")
 _CHOICES = ("anyOf", "oneOf")
 _FORMATS = {"date-time": "timestamp[us, tz=UTC]", "date": "date32[day]"}
@@ -42,6 +45,8 @@ _BOUNDS: dict[str, RuleName] = {
 }
 _TEXT_RULES: dict[str, RuleName] = {"minLength": "min_length", "maxLength": "max_length", "pattern": "pattern"}
 _LIST_RULES: dict[str, RuleName] = {"minItems": "min_length", "maxItems": "max_length"}
+_LENGTHS = frozenset({"min_length", "max_length"})
+_END_LENGTH = 2**31
 # Keywords of each type, beside those of all.
 _KEYWORDS = {
     "string": {*_TEXT_RULES, "format"},
@@ -78,6 +83,7 @@ class _Documents:
     def __init__(self, documents: Mapping[str, Schema]) -> None:
         self._documents = documents
         self._within: list[str] = []
+        self._schemas = 0
         self._closed: dict[str, bool] = {}
 
     def closed(self) -> bool:
@@ -150,6 +156,11 @@ class _Documents:
 
     def shape(self, given: object, place: str) -> Shape:
         """Return the shape of a schema within the document. Raises ShapeError."""
+        self._schemas += 1
+        if self._schemas > _MOST_SCHEMAS:
+            raise ShapeError(
+                f"{shortened(place, 200)}: there are more than {_MOST_SCHEMAS:,} schemas in all: use fewer"
+            )
         if isinstance(given, Mapping) and (choice := _choice_of(given)):
             return self._one_or_null(given, choice, place)
         schema = self.resolved(given, place)
@@ -242,8 +253,18 @@ def _scalar(name: str, schema: Schema, place: str) -> Shape:
     return _with_rules(shape, schema, {**_BOUNDS, **_TEXT_RULES}, place)
 
 
+def _check_operand(rule: RuleName, value: object, place: str) -> None:
+    """Refuse a length that is none, and a pattern that is no text. Raises ShapeError."""
+    if rule in _LENGTHS:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _END_LENGTH:
+            raise ShapeError(f"{place}: {shortened(repr(value), 60)} is no length: write a whole number from 0 on")
+    elif rule == "pattern" and not isinstance(value, str):
+        raise ShapeError(f"{place}: {shortened(repr(value), 60)} is no pattern: write a text")
+
+
 def _with_rules(shape: Shape, schema: Schema, rules: Mapping[str, RuleName], place: str) -> Shape:
     for keyword, rule in rules.items():
         if keyword in schema:
+            _check_operand(rule, schema[keyword], f"{place}/{keyword}")
             shape = shape.with_rule(rule, schema[keyword], f"{place}/{keyword}")
     return shape

@@ -1,7 +1,8 @@
 """Read Avro schemas into a tree of types, each with the Arrow type of its column.
 
 The columns are those that Spark's ``from_avro`` gives. Loads neither Arrow nor NumPy, because declarations use it. It
-must take each schema that the specification allows, except types that contain themselves and 512 levels.
+must take each schema that the specification allows, except types that contain themselves, 512 levels, and
+columns whose type is longer than a quarter of a million letters.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from tracker_store.long_texts import shortened
 
 _PRIMITIVES = {
     "boolean": "bool",
@@ -33,6 +36,8 @@ _ITEMS = {"array": ("items", "list<item: {}>"), "map": ("values", "map<string, {
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
 _WIDER = {frozenset({"int", "long"}): "long", frozenset({"float", "double"}): "double"}
 _MOST_DIGITS = 38
+# Letters of a type: records that use others twice would have more than any memory holds.
+_LONGEST = 2**18
 #: The column of a schema that is no record.
 VALUE = "value"
 
@@ -99,7 +104,7 @@ def _parse(schema: Any, space: str, names: dict[str, Type | None]) -> Type:  # n
     if isinstance(kind, str) and kind in _ITEMS:
         member, arrow = _ITEMS[kind]
         value = _value(schema, member, space, names)
-        return Type(kind, arrow.format(value.arrow), members=((member, value),))
+        return Type(kind, _checked(arrow.format(value.arrow)), members=((member, value),))
     if isinstance(kind, str) and kind in _NAMED:
         return _defined(schema, space, names)
     return _parse(kind, space, names)
@@ -177,7 +182,19 @@ def _record(schema: Mapping[str, Any], space: str, names: dict[str, Type | None]
     inside = ", ".join(f"{name}: {of.arrow}" for name, of in members.items() if of.arrow)
     if not inside:
         raise AvroSchemaError(f"{schema.get('name')}: it has no field with a value, so that it can be no column")
-    return Type("record", f"struct<{inside}>", sum(of.least for of in members.values()), members=tuple(members.items()))
+    return Type(
+        "record",
+        _checked(f"struct<{inside}>"),
+        sum(of.least for of in members.values()),
+        members=tuple(members.items()),
+    )
+
+
+def _checked(arrow: str) -> str:
+    """Return a type of a column. Raises AvroSchemaError: it is too long."""
+    if len(arrow) > _LONGEST:
+        raise AvroSchemaError(f"{shortened(arrow, 60)} has more than {_LONGEST:,} letters: declare a smaller record")
+    return arrow
 
 
 def _enum(schema: Mapping[str, Any], _space: str, _names: object) -> Type:
@@ -215,5 +232,5 @@ def _union(schema: Sequence[Any], space: str, names: dict[str, Type | None]) -> 
         numbers = iter(range(len(valued)))
         named = tuple((f"member{next(numbers)}" if one.arrow else "", one) for one in branches)
         inside = ", ".join(f"{name}: {one.arrow}" for name, one in named if one.arrow)
-        return Type("union", f"struct<{inside}>", least, members=named)
+        return Type("union", _checked(f"struct<{inside}>"), least, members=named)
     return Type("union", arrow, least, members=tuple(("", one) for one in branches))

@@ -38,6 +38,8 @@ SCALARS = {
 }
 _LABELS = frozenset({"optional", "required", "repeated"})
 _DEEPEST = 64
+# Fields of one message and of those within it: messages that use others twice would have more than any memory holds.
+_MOST_FIELDS = 5_000
 #: Google's own files, as far as their messages can be columns.
 _WELL_KNOWN = """
 syntax = "proto3"; package google.protobuf;
@@ -135,6 +137,7 @@ class ProtoSchema:
 
     def __init__(self, text: str, references: tuple[tuple[str, str], ...] = ()) -> None:
         self._nodes: dict[str, _Node] = {}
+        self._fields = 0
         for reference in [_WELL_KNOWN, *(text for name, text in references if not name.startswith(_GOOGLE))]:
             _File(reference, self._nodes)
         #: The names of the file's messages, in order.
@@ -158,12 +161,16 @@ class ProtoSchema:
             found = [name]
         if len(found) != 1:
             raise ProtoError(f"it has {'no' if not found else 'several'} messages {name!r}: it has {self.messages}")
+        self._fields = 0
         return self._message(found[0], ())
 
     def _message(self, name: str, inside: tuple[str, ...]) -> Message:
         if name in inside or len(inside) > _DEEPEST:
             raise ProtoError(f"{name}: it contains itself, which no column can")
         node = self._nodes[name]
+        self._fields += len(node.fields)
+        if self._fields > _MOST_FIELDS:
+            raise ProtoError(f"{name}: there are more than {_MOST_FIELDS:,} fields in all: declare a smaller message")
         fields = tuple(self._field(node, one, (*inside, name)) for one in node.fields)
         if not fields:
             raise ProtoError(f"{name}: it has no field, so that it can be no column")

@@ -123,7 +123,9 @@ class RegistryClient:
                     self._missing[number] = until, why
 
     def _add_references(self, schema: Mapping[str, Any], found: dict[str, str], depth: int) -> None:
-        references = schema.get("references") or ()
+        references = schema.get("references") or []
+        if not isinstance(references, list):
+            raise self._nonsense("references that are no list")
         if depth > _DEEPEST:
             raise NoSuchSchemaError(f"its references are more than {_DEEPEST} levels deep")
         for one in references:

@@ -234,10 +234,12 @@ class SchemaReader(RecordReader):
             return _Known(None, f"{name} is {schema.kind}, and the stream's records are {self.kind}")
         try:
             decoder = self.make_decoder(schema)
+        except Exception as error:  # noqa: BLE001  a schema may be any JSON, and as deep as it likes
+            return _Known(None, f"{name}: {error or type(error).__name__}")
+        try:
             self._take_columns(decoder.schema)
         except _NotRegisteredError as error:
             return _Known(None, f"{name}: {error}", time.monotonic() + _REFUSED_SECONDS)
-        # A schema may be any JSON, and as deep as it likes.
         except (ValueError, TypeError, RecursionError) as error:
             return _Known(None, f"{name}: {error}")
         return _Known(decoder)

@@ -145,6 +145,11 @@ def test_null_is_the_same_as_missing() -> None:
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "anyOf"),
         ({"type": "integer", "multipleOf": 2}, "multipleOf"),
         ({"type": "integer", "minLength": 2}, "minLength"),
+        ({"type": "string", "minLength": "2"}, "is no length"),
+        ({"type": "string", "maxLength": -1}, "is no length"),
+        ({"type": "string", "maxLength": 2**31}, "is no length"),
+        ({"type": "array", "items": {"type": "string"}, "minItems": True}, "is no length"),
+        ({"type": "string", "pattern": 5}, "is no pattern"),
         ({"type": "number", "exclusiveMinimum": True}, "draft 6"),
         ({"type": "integer", "minimum": 2**70}, "at_least"),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
@@ -172,6 +177,16 @@ def test_what_can_not_be_checked_is_refused_by_name(schema: dict[str, Any], said
     with pytest.raises(ValueError, match=said) as caught:
         JsonSchema(schema if whole else document)
     assert whole or "member" in str(caught.value) or said in {"RE2", "contains itself"}
+
+
+def test_schemas_that_refer_to_others_twice_are_refused_before_they_fill_the_memory() -> None:
+    inner: dict[str, Any] = {"d30": {"type": "string"}}
+    for number in range(30):
+        next_one = {"$ref": f"#/$defs/d{number + 1}"}
+        inner[f"d{number}"] = {"type": "object", "properties": {"a": next_one, "b": next_one}}
+    document = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": inner}
+    with pytest.raises(ValueError, match="more than 5,000 schemas in all"):
+        JsonSchema(document)
 
 
 def test_more_types_in_one_another_than_blocks_have_are_refused() -> None:

@@ -129,6 +129,28 @@ def test_a_schema_that_only_adds_is_registered_before_its_rows_are_returned(serv
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "object", "properties": {"a": {"type": "number", "minimum": 1' + "0" * 400 + "}}}",
+        '{"type": "object", "properties": {"a": {"type": "string", "minLength": "2"}}}',
+        '{"type": "object", "required": 5, "properties": {"a": {"type": "string"}}}',
+        '{"type": [["x"]], "properties": {"a": {"type": "string"}}}',
+        '{"$id": "http://[::1", "type": "object", "properties": {"a": {"$ref": "x"}}}',
+        '{"a": ' * 3000 + "1" + "}" * 3000,
+        "{",
+    ],
+    ids=range(7),
+)
+def test_no_schema_keeps_other_records_from_being_read(server: RegistryServer, text: str) -> None:
+    good = serializer(server, document(item=TEXT))({"item": "tea"}, CONTEXT)
+    server.register("other", {"schema": text, "schemaType": "JSON"})
+    parsed = read(reader(server), good, b'\0\0\0\0\2{"a": "x"}', good)
+    assert parsed.batch["item"].to_pylist() == ["tea", "tea"]
+    [fault] = parsed.faults
+    assert fault.why.startswith("schema 2: ")
+
+
+@pytest.mark.parametrize(
     ("data", "reason", "why"),
     [
         (b"", "unparsable", "no header"),

@@ -128,6 +128,16 @@ def _data(draw: st.DrawFn) -> tuple[Any, list[Any]]:
     return schema, draw(st.lists(values, max_size=5))
 
 
+def doubling(levels: int) -> str:
+    """Return a record whose fields use the next record twice: in all, 2 to the power of the levels."""
+    kind: object = "int"
+    for level in reversed(range(levels)):
+        again = f"r{level + 1}" if level + 1 < levels else "int"
+        fields = [{"name": "a", "type": kind}, {"name": "b", "type": again}]
+        kind = {"type": "record", "name": f"r{level}", "fields": fields}
+    return json.dumps(kind)
+
+
 def encoded(schema: Any, value: Any) -> bytes:
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), value)
@@ -366,6 +376,7 @@ def test_a_union_of_numbers_is_the_wider_one() -> None:
         ("[" * 100_000, "no Avro schema"),
         ('"order"', "no type of this name"),
         ('{"type": "record", "name": "a", "fields": [{"name": "b", "type": "a"}]}', "contains itself"),
+        (doubling(30), "has more than 262,144 letters"),
         ('{"type": "record", "name": "a", "fields": []}', "no field"),
         ('{"type": "record", "name": "a", "fields": [{"name": "b"}]}', "no type"),
         ('{"type": "array"}', "items"),

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from receiver_runtime.record_formats.record_reader import Parsed
 
 READER = ProtobufReader(Protobuf(TEXT))
+# Each message uses the next one twice: 2 to the power of 30 fields.
+DOUBLING = (
+    "".join(f"message M{n} {{ M{n + 1} a = 1; M{n + 1} b = 2; }} " for n in range(30)) + "message M30 { bool a = 1; }"
+)
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
@@ -212,6 +216,7 @@ def test_messages_of_confluents_serializer_are_rows() -> None:
         ("message A { int32 a = b; }", "a number"),
         ("message A { B b = 1; }", "there is no type B"),
         ("message A { A a = 1; }", "contains itself"),
+        (DOUBLING, "more than 5,000 fields in all"),
         ("message A { }", "no field"),
         ("message A { int32 a = 1; int32 b = 1; }", "one number"),
         ("message A { repeated group B = 1 { } }", "groups"),

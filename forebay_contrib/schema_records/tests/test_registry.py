@@ -366,6 +366,8 @@ def test_an_id_that_rows_need_stays_missing_beside_many_others(
         (200, b"[]", "answered no schema"),
         (200, b"{}", "answered no schema"),
         (200, b'{"schema": "{}", "references": [{}]}', "answered no schema"),
+        (200, b'{"schema": "{}", "references": 5}', "answered no schema"),
+        (200, b"[" * 100_000, "answered no schema"),
     ],
 )
 def test_records_wait_for_a_registry_that_does_not_say(

@@ -16,6 +16,7 @@ from forebay.cli.commands.records.stored_letters import (
     SHOWN_BYTES,
     as_text,
     read_letters,
+    shown_letter,
     stream_reader,
     whys,
 )
@@ -141,7 +142,7 @@ def show(
     if row.left_records:
         console.print(f"Parsed again: {len(row.left_records):,} of the records did not fit, and are left here")
     for place, (number, data) in enumerate(chosen):
-        typer.echo(f"{number}: {as_text(data, most=None if everything else SHOWN_BYTES)}")
+        typer.echo(f"{number}: {as_text(shown_letter(reader, data), most=None if everything else SHOWN_BYTES)}")
         if parsed is not None:
             typer.echo(f"   {_verdict(row, number, parsed[place])}")
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from forebay.cli.commands.records.stored_letters import SHOWN_BYTES, as_text, whys
+from forebay.cli.commands.records.stored_letters import SHOWN_BYTES, as_text, shown_letter, whys
 from forebay.cli.terminal.failures import CommandError
 from tracker_store.blocks.dead_letters import read_dead_letter_row, want_replay
 from tracker_store.host.terminal_text import escaped
@@ -37,6 +37,8 @@ class LettersToParse:
     row: DeadLetterRow
     records: dict[int, bytes]
     whys: dict[int, str | None]
+    #: The records as people are shown them.
+    shown: dict[int, bytes]
 
     @classmethod
     def of(cls, row: DeadLetterRow, records: Sequence[bytes], reader: RecordReader) -> Self:
@@ -50,7 +52,7 @@ class LettersToParse:
                 f"{escaped(str(why))}: correct and apply the declaration, or write them with --to FILE and correct them"
             )
             raise CommandError(message)
-        return cls(row, waiting, found)
+        return cls(row, waiting, found, {number: shown_letter(reader, one) for number, one in waiting.items()})
 
     @property
     def fitting(self) -> int:
@@ -69,7 +71,7 @@ def parse_again(
                 f"{one.row.stream}:",
                 markup=False,
             )
-            for number, record in one.records.items():
+            for number, record in one.shown.items():
                 why = one.whys[number]
                 said = "fits" if why is None else escaped(why)
                 console.print(f"  {number}: {as_text(record, most=SHOWN_BYTES)}: {said}", markup=False)

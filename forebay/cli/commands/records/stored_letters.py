@@ -19,6 +19,7 @@ from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.reading import letters_of
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.record_formats.typed_rows import TypedRows
+from receiver_runtime.sources.records.declared import KEY
 from receiver_runtime.sources.records.registry import RecordsError, parse_records
 from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
@@ -102,6 +103,7 @@ class _RowReader(RecordReader):
         super().__init__(records)
         self._rows = TypedRows(records, arrow_schema(source.columns), source.record_column)
         self._rows.grow(lambda: stored, lambda _: None)
+        self._record = source.record_column
 
     def read(self, values: pa.BinaryArray) -> Parsed:
         """Return which letters do not fit, and the others as rows of a block."""
@@ -109,6 +111,17 @@ class _RowReader(RecordReader):
         rows = () if checked.invalid is None else np.flatnonzero(checked.invalid).tolist()
         faults = [Fault(row, letter.reason, letter.why) for row, letter in zip(rows, checked.letters, strict=True)]
         return Parsed(checked.batch, faults)
+
+    def shown(self, letter: bytes) -> bytes:
+        """Return the key and the record of a letter."""
+        [row] = self._rows.rows_of([letter]).select([KEY, self._record]).to_pylist()
+        named = ((name, row[column]) for name, column in (("key", KEY), ("record", self._record)))
+        return b", ".join(name.encode() + b" " + (b"null" if value is None else bytes(value)) for name, value in named)
+
+
+def shown_letter(reader: RecordReader | None, letter: bytes) -> bytes:
+    """Return what people are shown of a letter: the record, with its key if that is parsed too."""
+    return reader.shown(letter) if isinstance(reader, _RowReader) else letter
 
 
 def whys(reader: RecordReader, records: Sequence[bytes]) -> list[str | None]:
