@@ -98,6 +98,11 @@ class FluentForward(Source):
         """Return where it listens, as (host, port)."""
         return parse_listen(self.listen)
 
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Return the transports of the address, as ``forebay validate`` tries them."""
+        return ("tcp", "udp") if self.udp_heartbeat else ("tcp",)
+
     @field_validator("listen")
     @classmethod
     def _check_listen(cls, listen: str) -> str:

@@ -17,11 +17,14 @@ from forebay_contrib.fluent_forward.scanning import (
     is_array,
 )
 
-#: What an entry begins with whose time is Fluentd's own: an array of two values, the first of which is an extension of
+# What an entry begins with whose time is Fluentd's own: an array of two values, the first of which is an extension of
 #: eight bytes.
-EVENT_TIME_HEAD = b"\x92\xd7\x00"
-#: Where the record of such an entry begins.
-EVENT_TIME_BYTES = 11
+_EVENT_TIME_HEAD = b"\x92\xd7\x00"
+# The same of an entry of Fluent Bit's, which has metadata beside its time; most have an empty map.
+_METADATA_HEAD, _NO_METADATA, _METADATA_AT = b"\x92\x92\xd7\x00", 0x80, 12
+# Where the records of such entries begin, behind eight bytes of time.
+_EVENT_TIME_BYTES, _METADATA_BYTES = 11, 13
+_TIME_BYTES = 8
 # Of an entry that is one: an array, a time, a map. Fewer bytes would cost a multiple of their memory.
 _LEAST_ENTRY_BYTES = 3
 # How many values a message has: tag, entries or time, record, option.
@@ -62,9 +65,8 @@ class EntryScanner:
             if len(self.ends) >= self._most_entries:
                 raise TooLongError(f"more than {self._most_entries} entries")
             at = scanner.at
-            self._is_plain = len(data) > at + EVENT_TIME_BYTES and data.startswith(EVENT_TIME_HEAD, at)
-            if self._is_plain:
-                scanner.at += EVENT_TIME_BYTES
+            scanner.at = plain_record_at(data, at) or at
+            self._is_plain = scanner.at > at
             scanner.begin()
         self._is_open = not scanner.scan(data)
         if self._is_open:
@@ -73,6 +75,24 @@ class EntryScanner:
         self.values.append(scanner.values if self._is_plain else 0)
         self.odd.append(scanner.is_odd)
         return True
+
+
+def plain_record_at(data: bytes | bytearray, at: int) -> int:
+    """Return where the record begins of an entry that has the usual form of time; 0: it has another, or is cut off."""
+    if len(data) > at + _EVENT_TIME_BYTES and data.startswith(_EVENT_TIME_HEAD, at):
+        return at + _EVENT_TIME_BYTES
+    if (
+        len(data) > at + _METADATA_BYTES
+        and data.startswith(_METADATA_HEAD, at)
+        and data[at + _METADATA_AT] == _NO_METADATA
+    ):
+        return at + _METADATA_BYTES
+    return 0
+
+
+def plain_time_at(at: int, record_at: int) -> int:
+    """Return where the eight bytes of the time of such an entry begin."""
+    return at + (_EVENT_TIME_BYTES if record_at == at + _EVENT_TIME_BYTES else _METADATA_AT) - _TIME_BYTES
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from forebay_contrib.fluent_forward.declaration import FluentForward
 from forebay_contrib.fluent_forward.json_text import NoRecordError, json_of, time_of
-from forebay_contrib.fluent_forward.messages import EVENT_TIME_BYTES, EVENT_TIME_HEAD, EntryScanner
+from forebay_contrib.fluent_forward.messages import EntryScanner, plain_record_at, plain_time_at
 from forebay_contrib.fluent_forward.scanning import (
     EXTENSIONS,
     NIL,
@@ -260,8 +260,8 @@ class _Reader:
         for end, values, is_odd in zip(entries.ends, entries.values, entries.odd, strict=True):
             try:
                 if values:
-                    seconds, nanoseconds = _EVENT_TIME.unpack_from(data, begin + len(EVENT_TIME_HEAD))
-                    at = begin + EVENT_TIME_BYTES
+                    at = plain_record_at(data, begin)
+                    seconds, nanoseconds = _EVENT_TIME.unpack_from(data, plain_time_at(begin, at))
                     text = self._json_of(data, at, end, values, is_odd=bool(is_odd))
                     self._add(seconds * _SECOND + nanoseconds, text)
                 else:

@@ -29,6 +29,7 @@ _MESSAGES = [
     encode(
         ["app", [entry(1), [5, {}], [[event_time(9), {"m": 1}], _RECORD], [None, {"t": event_time(3)}]], {"size": 4}]
     ),
+    encode(["app", [[[event_time(7, 8), {}], _RECORD], [[event_time(9), {"m": 1}], {}]]]),
     encode(["app", packed(entry(1), entry(2)) + b"\x92\x01" + _TWICE, {"chunk": b"\xff", "compressed": "text"}]),
     encode(["app", gzip.compress(packed(entry(1), entry(2)), mtime=0), {"chunk": "c2", "compressed": "gzip"}]),
     encode(["app", 1.5, {"x": float("nan"), "y": msgspec.msgpack.Ext(-1, b"\0\0\0\1"), 7: "number"}]),

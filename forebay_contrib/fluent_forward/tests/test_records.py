@@ -134,7 +134,8 @@ def test_what_is_no_time_is_a_dead_letter_and_its_neighbour_a_row(time: object, 
 
 
 def test_metadata_of_fluent_bit_is_kept() -> None:
-    parsed = one("t", [[[event_time(1), {"source": "x"}], {"m": 1}], [[event_time(1), {}], {"m": 2}]])
+    parsed = one("t", [[[event_time(1, 7), {"source": "x"}], {"m": 1}], [[event_time(1, 7), {}], {"m": 2}]])
+    assert {row["time_unix_nano"] for row in rows(parsed)} == {1_000_000_007}
     assert [(row["metadata"], row["record"]) for row in rows(parsed)] == [
         ('{"source":"x"}', '{"m":1}'),
         (None, '{"m":2}'),

@@ -22,8 +22,9 @@ FITTING = {
 
 @pytest.mark.parametrize("kind", source_kinds())
 def test_each_kind_has_a_guarantee_that_fits_its_rule(kind: str) -> None:
-    # HTTP's blocks that are acknowledged after registration have their own rule (``push_keyed``).
-    rule = SourceRule.SENT_AGAIN if kind == "http" else parse_source({"kind": kind, **LEAST[kind]}).source_rule
+    # Their blocks that are acknowledged after registration have their own rule (``push_keyed``).
+    is_keyed = kind in {"http", "fluent_forward"}
+    rule = SourceRule.SENT_AGAIN if is_keyed else parse_source({"kind": kind, **LEAST[kind]}).source_rule
     assert source_class(kind).guarantees()[0] in FITTING[rule]
 
 
