@@ -80,6 +80,14 @@ class ListenerSender(ForwardingSender[bytes, ListenerConnection]):
     def _message_of(self, row: Mapping[str, Any]) -> bytes:
         """Return the message that a row holds."""
 
+    def _connected(self, port: int) -> socket.socket:
+        """Return a socket that is connected to a receiver. Raises OSError."""
+        return socket.create_connection(("127.0.0.1", port), timeout=5)
+
+    def _may_send(self, receiver: int, connection: ListenerConnection) -> bool:
+        """Return whether a receiver may be sent more now."""
+        return True
+
     def all_came(self, rig: SourceRig) -> bool:
         with self._lock:
             if self._queue or any(connection.out for connection in self._open.values()):
@@ -130,7 +138,7 @@ class ListenerSender(ForwardingSender[bytes, ListenerConnection]):
                 known = None
             if known is None:
                 with contextlib.suppress(OSError):
-                    made = socket.create_connection(("127.0.0.1", port), timeout=5)
+                    made = self._connected(port)
                     made.setblocking(False)  # noqa: FBT003  the standard library's own
                     self._open[receiver] = ListenerConnection(made, port)
                     self._connections.append(self._open[receiver])
@@ -147,7 +155,7 @@ class ListenerSender(ForwardingSender[bytes, ListenerConnection]):
         while progress:
             progress = False
             for receiver, connection in list(self._open.items()):
-                if not connection.out and self._queue:
+                if not connection.out and self._queue and self._may_send(receiver, connection):
                     count = min(_MESSAGES_AT_ONCE, len(self._queue))
                     messages = [self._queue.popleft() for _ in range(count)]
                     connection.messages += messages

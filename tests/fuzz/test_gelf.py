@@ -37,6 +37,7 @@ _MESSAGES = (
     b' {"message":"caf\xc3\xa9"}\r\n',
     b'{"short_message":"x","full_message":"%b"}' % (b"y" * 250),
     b'{"host":null,"short_message":"x"}',
+    b'{"short_message":"x","_a":"\xff"}',
     b'{"short_message":" "}{}',
 )
 _CHUNKS = [MAGIC + b"12345678" + bytes((n, 3)) + _PACKED[n * 30 : n * 30 + 30 + n * 99] for n in range(3)]

@@ -1,0 +1,18 @@
+"""Test that datagrams which grow are handed on in parts, each of them once."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from forebay_contrib.gelf.declaration import Gelf
+from forebay_contrib.gelf.framing import GelfFraming
+
+
+def test_a_read_of_compressed_datagrams_is_in_memory_in_parts() -> None:
+    framing = GelfFraming(Gelf(listen="127.0.0.1:1"))
+    texts = [json.dumps({"short_message": f"{number} " + "x" * 1_000_000}) for number in range(20)]
+    datagrams = [zlib.compress(text.encode()) for text in texts]
+    parts = [cut.records for cut in framing.cut_datagrams(datagrams, ["10.0.0.1"] * 20) if cut.records is not None]
+    assert [row for part in parts for row in part["value"].to_pylist()] == texts
+    assert max(part.num_rows for part in parts) == 5
