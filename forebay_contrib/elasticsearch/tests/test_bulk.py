@@ -170,7 +170,7 @@ _ACTIONS = st.sampled_from(
     [
         *({"create": {"_index": "a"}}, {"index": {}}, {"index": {"_index": "b", "_id": "1"}}),
         # Equal in Python, and other texts.
-        *({"create": {"_id": 8, "routing": 1}}, {"create": {"_id": 8, "routing": True}}, {"index": {"_id": "é\"\\"}}),
+        *({"create": {"_id": 8, "routing": 1}}, {"create": {"_id": 8, "routing": True}}, {"index": {"_id": 'é"\\'}}),
         *({"create": {"_id": 7, "routing": "r"}}, {"delete": {"_id": "1"}}, {"update": {"_id": "1"}}),
     ]
 )
