@@ -126,7 +126,7 @@ kafka: $(STAMP) ## the Kafka source and sink on Apache Kafka, downloaded by Mave
 brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog; and pgbouncer
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers forebay_contrib tests/conformance $(ARGS)
 
-senders: $(STAMP) ## what OpenTelemetry's SDKs of JavaScript, Go and Java and its Collector send, and Fluent loggers; npm, Go, Maven build them once
+senders: $(STAMP) ## real senders: OpenTelemetry's SDKs and Collector, Fluent loggers, Telegraf, Promtail, Prometheus; npm, Go, Maven build them once
 	$(BIN)/python -m pytest -m senders forebay_contrib $(ARGS)
 
 namespaces: $(STAMP) ## three hosts as network namespaces, one cut off for 30 s and reconnected; needs root and Go

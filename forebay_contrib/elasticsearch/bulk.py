@@ -305,20 +305,37 @@ def _in_groups(
     """Return the rows of documents, each with the action at its place; None: a key is there twice."""
     groups = found.codes[places]
     ids = None if found.ids is None else [found.ids[place] for place in places.tolist()]
-    makers = [stored_in(action.operation, action.index) for action in found.groups]
-    if ids is None:
-        same = [make(None) for make in makers]
-        contents = [same[group] for group in groups.tolist()]
-        keys = None
-    else:
-        contents = [makers[group](identity) for group, identity in zip(groups.tolist(), ids, strict=True)]
+    contents = _contents(request, found.groups, groups.tolist(), ids, limits)
+    keys = None
+    if ids is not None:
         keys = _keys(found.groups, groups.tolist(), ids, documents, limits)
         if keys is None:
             return None
-    request.count_answer(sum(map(len, contents)))
     attributes = [action.attributes for action in found.groups]
     batch = request.rows.batch_in_groups(documents, _JSON, attributes, groups, ids)
     return AnsweredRows(batch, rejected=request.rejected, keys=keys, answer=partial(answer_in_order, contents))
+
+
+def _contents(
+    request: _Request,
+    actions: Sequence[_Action],
+    groups: Sequence[int],
+    ids: Sequence[str | None] | None,
+    limits: ParsingLimits,
+) -> list[bytes]:
+    """Return the item of each row. Raises PushRefusedError: 413, the answer is too large."""
+    # Many groups may have one long index, so what is made of it is made once.
+    named = [(action.operation, action.index) for action in actions]
+    makers = {each: stored_in(*each) for each in set(named)}
+    same = {each: make(None) for each, make in makers.items()}
+    contents: list[bytes] = []
+    for number, group in enumerate(groups):
+        if not number % _CHECK_EVERY:
+            limits.check()
+        content = same[named[group]] if ids is None else makers[named[group]](ids[number])
+        request.count_answer(len(content))
+        contents.append(content)
+    return contents
 
 
 def _keys(

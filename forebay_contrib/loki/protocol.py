@@ -62,6 +62,7 @@ def _described(operation: str) -> Described:
         "Loki: push log lines.",
         {},
         {"text/plain": {"type": "string"}},
+        HTTPStatus.NO_CONTENT,
     )
 
 

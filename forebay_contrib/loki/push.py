@@ -58,7 +58,7 @@ _ESCAPE = re.compile(
 _PLAIN_ESCAPES = dict(zip(b"abfnrtv\\\"'", b"\a\b\f\n\r\t\v\\\"'", strict=True))
 
 
-class _Entry(msgspec.Struct, array_like=True, gc=False):
+class _Entry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     """Hold an entry in JSON."""
 
     time: str | int

@@ -39,6 +39,7 @@ def _described(operation: str) -> Described:
         operation=operation,
         summary="Prometheus remote-write, 1.0 and 2.0: write samples.",
         refused={"text/plain": {"type": "string"}},
+        status=HTTPStatus.NO_CONTENT,
     )
 
 

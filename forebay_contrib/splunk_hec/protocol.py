@@ -120,9 +120,9 @@ def _events(operation: str) -> Described:
         "required": ["event"],
         "properties": {
             "event": {"type": ["object", "string", "number", "boolean", "array"], "minLength": 1},
-            "time": {"type": ["number", "string"]},
-            "fields": {"type": "object"},
-            **{name: {"type": "string"} for name in ("host", "source", "sourcetype", "index")},
+            "time": {"type": ["number", "string", "null"]},
+            "fields": {"type": ["object", "null"]},
+            **{name: {"type": ["string", "null"]} for name in ("host", "source", "sourcetype", "index")},
         },
     }
     return Described({_JSON: event}, _SCHEMAS, operation, "Splunk HEC: send events.", _ANSWER, _ANSWER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,6 +165,31 @@ def test_items_of_the_answer_are_counted(body: bytes, path: bytes) -> None:
     with pytest.raises(PushRefusedError, match="its answer has more than 1048576 bytes") as refused:
         parsed(body, path, source=small)
     assert refused.value.status == 413
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [{"create": {"_id": str(number)}} for number in range(4_000)],
+        [{"create": {"routing": str(number)}} for number in range(4_000)],
+    ],
+    ids=["ids", "groups"],
+)
+def test_what_a_long_path_says_is_not_held_for_each_action(actions: Sequence[dict[str, Any]]) -> None:
+    body = bulk(*(line for action in actions for line in (action, {})))
+    small = Http(listen="127.0.0.1:0", max_body_bytes="1 MiB", max_waiting_bytes="1 MiB")
+    # What the first call imports is no part of it.
+    parsed(bulk(*[{"create": {"_id": "1"}}, {}] * 100))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PushRefusedError) as refused:
+            parsed(body, b"/" + b"i" * 10_000 + b"/_bulk", source=small)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refused.value.status == 413
+    # For 4,000 paths it would be 40 MB, and twice that in items.
+    assert peak < 10 * 2**20
 
 
 _ACTIONS = st.sampled_from(

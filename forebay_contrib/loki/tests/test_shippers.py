@@ -30,7 +30,7 @@ clients:
     tenant_id: shop
     bearer_token: {token}
     batchwait: 200ms
-    backoff_config: {{min_period: 200ms, max_period: 1s, max_retries: 1000}}
+    backoff_config: {{min_period: 200ms, max_period: 1s, max_retries: 0}}
 scrape_configs:
   - job_name: app
     static_configs: [{{targets: [localhost], labels: {{job: app, __path__: {file}}}}}]

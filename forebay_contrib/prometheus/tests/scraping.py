@@ -72,7 +72,14 @@ class Scraping:
 
 @contextlib.contextmanager
 def scraping(
-    stage: Stage, program: Program, own: int, page: int, *, scraped: str = "", written: str = ""
+    stage: Stage,
+    program: Program,
+    own: int,
+    page: int,
+    *,
+    flags: Sequence[str] = (),
+    scraped: str = "",
+    written: str = "",
 ) -> Iterator[Scraping]:
     """Run a Prometheus.
 
@@ -81,6 +88,7 @@ def scraping(
         program: its program.
         own: the port at which it listens.
         page: the port of a page to scrape.
+        flags: more arguments.
         scraped: more fields of the scraping of itself.
         written: more fields of remote_write.
     """
@@ -88,6 +96,7 @@ def scraping(
     text = _CONFIGURATION.format(own=own, page=page, port=stage.port, token=TOKEN, scraped=scraped, written=written)
     configuration.write_text(text, encoding="utf-8")
     arguments = (
+        *flags,
         f"--config.file={configuration}",
         f"--storage.tsdb.path={stage.root / 'data'}",
         f"--web.listen-address=127.0.0.1:{own}",

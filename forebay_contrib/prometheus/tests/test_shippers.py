@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.senders, pytest.mark.timeout(1800)]
 
 _SECOND = "protobuf_message: io.prometheus.write.v2.Request"
+# Without it Prometheus knows no metric's type when it writes by the second version.
+_WITH_TYPES = "--enable-feature=metadata-wal-records"
 #: What runs, and what is added to its configuration: of the scraping, and of remote_write.
 PROMETHEUS: Mapping[str, tuple[str, str, str]] = {
     "2.42": ("/usr/bin/prometheus", "", ""),
@@ -55,7 +57,9 @@ def running(version: str, stage: Stage, large: int = 0) -> Iterator[Scraping]:
     with (
         held_port() as own,
         page(large) as of_page,
-        scraping(stage, found, own, of_page, scraped=scraped, written=more) as made,
+        scraping(
+            stage, found, own, of_page, flags=[_WITH_TYPES] if more else [], scraped=scraped, written=more
+        ) as made,
     ):
         yield made
 

@@ -257,22 +257,22 @@ def _own_path(source: Http, route: Route) -> Json:
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(route.path)
     ]
-    return {
-        **({"parameters": named} if named else {}),
-        "post": {
-            "operationId": described.operation,
+    said: Json = {"parameters": named} if named else {}
+    for method in route.methods:
+        said[method.lower()] = {
+            "operationId": described.operation if method == "POST" else f"{described.operation}By{method.title()}",
             "summary": described.summary,
             "requestBody": {"required": True, "content": _content(described.bodies)},
             "responses": {
-                "200": {
+                str(described.status): {
                     "description": "The records are in a registered block, except those that the answer names.",
-                    "content": _content(described.taken),
+                    **({"content": content} if (content := _content(described.taken)) else {}),
                 },
                 **_refusals(source, _content(described.refused)),
             },
             **_security(source),
-        },
-    }
+        }
+    return said
 
 
 def _content(schemas: Mapping[str, Json]) -> Json:

@@ -121,8 +121,8 @@ class Described:
     """Describe a route in the OpenAPI document (``description``), by JSON schemas; the parser decides what is taken.
 
     ``bodies`` are the request's, by media type. A route of the stream's own path says only them, and the ``schemas`` to
-    which they refer. One with a path of its own also says the id and summary of its operation, and the bodies of its
-    answers.
+    which they refer. One with a path of its own also says the id and summary of its operation, the bodies of its
+    answers, and the status of a request that is taken.
     """
 
     bodies: Mapping[str, Json]
@@ -131,6 +131,7 @@ class Described:
     summary: str = ""
     taken: Mapping[str, Json] = field(default_factory=dict)
     refused: Mapping[str, Json] = field(default_factory=dict)
+    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
