@@ -129,3 +129,13 @@ def test_a_pattern_that_only_re2_can_refuse_fails_the_receiver_at_once(tmp_path:
     source = ContainerLogs(path=f"{tmp_path}/a", multiline=Multiline(start="(.{900}){900}"))
     with pytest.raises(SourceError, match=r"multiline: .* is no regular expression of RE2"):
         make_receiver(source)
+
+
+def test_a_program_that_writes_bytes_loses_only_the_lines_that_are_no_text(tmp_path: Path) -> None:
+    log = Log()
+    garbage = b"".join(b"2026-11-30T12:00:00Z stdout F \x01\x02\xff\x03%d\n" % number for number in range(500))
+    (tmp_path / "0.log").write_bytes(garbage + f"{OUT}text\n".encode())
+    reader = follow(tmp_path, log)
+    reader.run(2)
+    assert log.values == ["text"]
+    reader.close()
