@@ -139,3 +139,17 @@ def test_a_program_that_writes_bytes_loses_only_the_lines_that_are_no_text(tmp_p
     reader.run(2)
     assert log.values == ["text"]
     reader.close()
+
+
+def test_much_of_the_other_stream_ends_a_record_that_waits(tmp_path: Path) -> None:
+    log = Log()
+    lines = [f"{OUT}b{number} {'x' * 1000}" for number in range(2_000)]
+    write(tmp_path / "0.log", f"{ERR}b error", *lines, f"{ERR} late")
+    reader = follow(tmp_path, log, multiline=START, max_record_bytes="256KiB")
+    reader.run(2)
+    # Only the last record of each stream waits, and what is behind the first of them.
+    assert len(log.values) == 2_000
+    assert log.values[0] == "b error"
+    reader.run(7)
+    assert log.values == ["b error", *(line.removeprefix(OUT) for line in lines), " late"]
+    reader.close()
