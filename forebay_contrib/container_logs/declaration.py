@@ -43,8 +43,8 @@ class ContainerLogs(FollowedSource):
 
     @property
     def text_encoding(self) -> str | None:
-        """See ``FollowedSource``."""
-        return "utf-8"
+        """See ``FollowedSource``: each line is judged, because a program may write any bytes."""
+        return None
 
     @property
     def join_timeout(self) -> float | None:

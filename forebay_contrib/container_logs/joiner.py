@@ -79,6 +79,7 @@ class ContainerJoiner:
     """
 
     schema = _SCHEMA
+    is_mixed = True
 
     def __init__(self, multiline: Multiline | None, max_bytes: int) -> None:
         self._max = max_bytes

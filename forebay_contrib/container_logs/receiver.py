@@ -38,7 +38,6 @@ def make_line_reader(source: FollowedSource) -> LineReader:
     return LineReader(
         encoding="utf-8",
         max_record_bytes=most,
-        checks_text=True,
         joiner=joiner,
         framing=BytesFraming(max_record_bytes=most),
     )

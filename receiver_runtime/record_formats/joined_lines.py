@@ -60,7 +60,12 @@ class Joined:
 
 
 class Joiner(Protocol):
-    """Join lines of a file. Safe from any thread."""
+    """Join lines of a file. Safe from any thread.
+
+    ``is_mixed``: lines of one record may be between those of another, so that complete ones may have to wait.
+    """
+
+    is_mixed: bool
 
     @property
     def schema(self) -> pa.Schema:
@@ -128,6 +133,7 @@ class LineJoiner:
     """
 
     schema = _VALUE
+    is_mixed = False
 
     def __init__(self, multiline: Multiline, max_bytes: int) -> None:
         self._pattern = multiline.pattern

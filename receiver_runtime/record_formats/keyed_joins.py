@@ -85,14 +85,14 @@ class KeyedJoins:
         is_first = is_first[order]
         is_first[0] = True
         is_first[1:] |= ids[order][1:] != ids[order][:-1]
-        rows = rows.take(pa.array(order))
+        rows = _taken(rows, order)
         counts = np.concatenate([self._lines, np.ones(lines.num_rows, dtype=np.int64)])[order]
         firsts = self._joiner.limits.firsts(np.flatnonzero(is_first), self._sizes(rows), counts)
         records, places = self._join(rows, firsts), order[firsts]
         is_open = np.ones(firsts.size, dtype=bool)
         is_open[:-1] = ids[places][1:] != ids[places][:-1]
         by_age = np.argsort(places, kind="stable")
-        self._open = records.take(pa.array(by_age))
+        self._open = _taken(records, by_age)
         self._keys = names.take(pa.array(places[by_age]))
         self._lines = np.add.reduceat(counts, firsts)[by_age]
         self._since = np.concatenate([self._since, np.full(lines.num_rows, now)])[places][by_age]
@@ -151,3 +151,8 @@ class KeyedJoins:
             # A record of one line stays as it is, also null.
             columns[place] = pc.if_else(is_single, columns[place], joined)
         return pa.RecordBatch.from_arrays(columns, schema=records.schema)
+
+
+def _taken(rows: pa.RecordBatch, order: Indexes) -> pa.RecordBatch:
+    """Return rows in another order, without a copy where it is theirs."""
+    return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
-pytestmark = pytest.mark.timeout(240, func_only=True)
+# Positions, rotation and sharing are those of followed files, whose suite runs each time: this one is slow.
+pytestmark = [pytest.mark.timeout(240, func_only=True), pytest.mark.slow]
 
 
 class TestContainerLogs(SourceConformance):

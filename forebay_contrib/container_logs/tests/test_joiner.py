@@ -204,6 +204,14 @@ def read(
     1000,
     [40, 70, 110],
 )
+@example(
+    [Line("stdout", b"b1", goes_on=True), Line("stderr", b"b"), Line("stderr", b"b"), Line("stdout", b"b2")],
+    b"\n",
+    PATTERNS[0],
+    5000,
+    1000,
+    [110, 150],
+)
 def test_records_are_the_same_however_a_file_grows_and_is_read(
     lines: list[Line], ending: bytes, multiline: Multiline | None, nbytes: int, most: int, cuts: list[int]
 ) -> None:

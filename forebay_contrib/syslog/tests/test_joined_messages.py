@@ -57,11 +57,9 @@ def test_a_record_has_the_columns_of_its_first_message_and_every_byte() -> None:
     assert cut.records is not None
     [row] = cut.records.to_pylist()
     assert row["raw"] == first + b"\n" + second
-    [alone] = (
-        SyslogFraming(timezone="UTC", max_record_bytes=2**16, now=lambda: 0)
-        .cut([piece(first + b"\n")])
-        .records.to_pylist()
-    )  # type: ignore[union-attr]
+    unjoined = SyslogFraming(timezone="UTC", max_record_bytes=2**16, now=lambda: 0).cut([piece(first + b"\n")])
+    assert unjoined.records is not None
+    [alone] = unjoined.records.to_pylist()
     assert row == {**alone, "message": "failed\n at f", "raw": row["raw"]}
     assert messages(framing.end()) == ["next"]
 

@@ -384,6 +384,9 @@ class _Cutter:
         # A record, and a line behind it that is as long as it may be.
         largest = 2 * self._longest
         most = _whole_units(max(1, limits.nbytes), self._newline)
+        if self._joiner is not None and self._joiner.is_mixed:
+            # What waits is read again whenever the file has grown: so it is not more than it needs to be.
+            most = min(most, largest)
         while True:
             text, at_end = self._text(reading, content, most, ends=ends)
             data = text.data

@@ -1,6 +1,6 @@
-r"""Declare which lines of a file belong together and make one record.
+r"""Declare which lines of a file, connection or program belong together and make one record.
 
-Only the declaration and its checks; ``receiver_runtime.record_formats.joined_lines`` joins.
+Only the declaration and its checks; ``joined_lines`` and ``keyed_joins`` of ``receiver_runtime.record_formats`` join.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _CONTINUATIONS = {
 class Multiline(BaseModel):
     r"""Say which lines belong together: by a pattern of first lines, or by one of the lines that continue a record.
 
-    A record is complete when the next one begins, when it is as large as it may be, when its file ends, or ``timeout``
-    after its first line was read. Lines that come later begin a record of their own: none is lost.
+    A record is complete when the next one begins, when it is as large as it may be, when its file or connection ends,
+    or ``timeout`` after its first line was read. Lines that come later begin a record of their own: none is lost.
 
     Args:
         start: a regular expression (RE2) that a record's first line matches somewhere, as ``r"^\d{4}-\d\d-\d\d "``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from receiver_runtime.record_formats.keyed_joins import KeyedJoins
 from receiver_runtime.sources.fields.multiline import Multiline
 from tests.support.searches import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MOST = 12
 LINES = 3
@@ -24,7 +28,7 @@ def joins(multiline: Multiline = START, *, most_open: int = 100, most_open_bytes
     return KeyedJoins(multiline, MOST, SCHEMA, "text", raw="raw", most_open=most_open, most_open_bytes=most_open_bytes)
 
 
-def batch(lines: list[tuple[str, str | None, int]]) -> tuple[pa.RecordBatch, pa.StringArray]:
+def batch(lines: Sequence[tuple[str, str | None, int]]) -> tuple[pa.RecordBatch, pa.StringArray]:
     return (
         pa.RecordBatch.from_pylist(
             [{"raw": b"#%d" % number, "number": number, "text": text} for _, text, number in lines], schema=SCHEMA
@@ -38,20 +42,20 @@ def values(found: pa.RecordBatch) -> list[str]:
     return list(found.column("text").to_pylist())
 
 
-def model(lines: list[tuple[str, str | None, int]], multiline: Multiline, breaks: set[int]) -> list[dict[str, object]]:
+def model(lines: list[tuple[str, str | None, int]], multiline: Multiline, breaks: set[int]) -> list[dict[str, Any]]:
     """Return the records by the numbers of their first lines."""
-    records: list[dict[str, object]] = []
-    open_records: dict[str, tuple[dict[str, object], int]] = {}
+    records: list[dict[str, Any]] = []
+    open_records: dict[str, tuple[dict[str, Any], int]] = {}
     for key, text, number in lines:
         is_first = (re.search(multiline.pattern, text or "") is not None) == (multiline.start is not None)
         held, count = open_records.get(key, ({}, 0))
         if held and not is_first and number not in breaks and count < LINES:
             joined = {
-                "raw": held["raw"] + b"\n#%d" % number,  # type: ignore[operator]
+                "raw": held["raw"] + b"\n#%d" % number,
                 "number": held["number"],
                 "text": f"{held['text'] or ''}\n{text or ''}",
             }
-            if max(len(joined["raw"]), len(str(joined["text"]).encode())) <= MOST:  # type: ignore[arg-type]
+            if max(len(joined["raw"]), len(str(joined["text"]).encode())) <= MOST:
                 records[records.index(held)] = joined
                 open_records[key] = joined, count + 1
                 continue
