@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import time
 import warnings
@@ -24,13 +23,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
+from benchmarks.own_process import answer_of
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.streaming import StreamingContext
 
 _BATCH_SECONDS = 1
 _LAST_BATCH_SECONDS = 60.0
-_LIMIT_SECONDS = 300.0
 _SETTINGS = {
     "spark.streaming.receiver.writeAheadLog.enable": "true",
     "spark.ui.enabled": "false",
@@ -63,18 +63,7 @@ def receive_with_spark(
     """
     directory.mkdir()
     order = {"port": port, "directory": str(directory), "warm_up": warm_up, "seconds": seconds, "counts": counts}
-    answer = subprocess.run(  # noqa: S603  this module
-        [sys.executable, "-m", "benchmarks.ingest_spark", json.dumps(order)],
-        cwd=Path(__file__).parents[1],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_SECONDS,
-        check=False,
-    )
-    if answer.returncode != 0:
-        raise RuntimeError(f"Spark's receiver failed:\n{answer.stderr[-4000:]}")
-    return SparkIngested(**json.loads(answer.stdout.splitlines()[-1]))
+    return SparkIngested(**answer_of("benchmarks.ingest_spark", json.dumps(order)))
 
 
 def _measure(

@@ -7,7 +7,6 @@ them is taken away.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +15,14 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.own_process import answer_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame
 
 DDL = "item STRING, pieces BIGINT, price DOUBLE, paid BOOLEAN, at TIMESTAMP"
-_LIMIT_SECONDS = 300.0
 # The first round compiles; the fastest one counts.
 _ROUNDS = 4
 # The records, so many times: a round takes seconds.
@@ -33,18 +33,7 @@ def spark_costs(lines: Sequence[bytes], directory: Path) -> dict[str, float]:
     """Return the CPU nanoseconds of a record by the name of the function that parses it."""
     file = directory / "records.parquet"
     pq.write_table(pa.table({"body": pa.array(lines, pa.binary())}), file)
-    answer = subprocess.run(  # noqa: S603  this module
-        [sys.executable, "-m", "benchmarks.typed_spark", str(file)],
-        cwd=Path(__file__).parents[1],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_SECONDS,
-        check=False,
-    )
-    if answer.returncode != 0:
-        raise RuntimeError(f"Spark failed:\n{answer.stderr}")
-    found: dict[str, float] = json.loads(answer.stdout.splitlines()[-1])
+    found: dict[str, float] = answer_of("benchmarks.typed_spark", str(file))
     return found
 
 

@@ -6,17 +6,15 @@ Declarations and their checks; ``forebay_contrib.opentelemetry.door`` listens, a
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from forebay_contrib.opentelemetry.otlp_columns import LOG_COLUMNS, METRIC_COLUMNS, SPAN_COLUMNS
-from receiver_runtime.receivers.http.declaration import Http, Seconds, Size
+from receiver_runtime.receivers.http.declaration import Http, HttpServer
 from receiver_runtime.receivers.missing_client import missing_client
-from receiver_runtime.sources.fields.several import Secrets  # noqa: TC001  pydantic evaluates it
-from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
-from receiver_runtime.sources.fields.units import parse_bytes
-from receiver_runtime.sources.source import Guarantee, Source
+from receiver_runtime.sources.fields.tcp import parse_listen
+from receiver_runtime.sources.source import Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +38,7 @@ class OtlpHttp(Http):
         return self.model_dump_json(include={"listen", "tls", "tokens"})
 
 
-class Otlp(Source):
+class Otlp(HttpServer):
     """Declare what the three kinds share."""
 
     #: The name of the signal, as its path has it.
@@ -49,39 +47,24 @@ class Otlp(Source):
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     needs_extra: ClassVar[str | None] = "otlp"
 
-    listen: str
     grpc: str | None = None
-    tokens: Secrets = ()
-    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
-    max_body_bytes: Size = 16 * 2**20
-    max_body_values: Annotated[int, Field(ge=1)] = 2_000_000
-    max_record_bytes: Size = 16 * 2**20
-    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 5000
-    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
-    max_waiting_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] = 64 * 2**20
-    head_timeout: Seconds = 10.0
-    request_timeout: Seconds = 30.0
-    parse_timeout: Seconds = 10.0
-    idle_timeout: Seconds = 75.0
-    acknowledgement_timeout: Seconds = 30.0
 
-    @field_validator("listen", "grpc")
+    @field_validator("grpc")
     @classmethod
-    def _check_listen(cls, listen: str | None) -> str | None:
-        if listen is not None:
-            parse_listen(listen)
-        return listen
+    def _check_grpc(cls, grpc: str | None) -> str | None:
+        if grpc is not None:
+            parse_listen(grpc)
+        return grpc
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.grpc is not None and self.grpc == self.listen and parse_listen(self.listen)[1]:
             raise ValueError(f"grpc: {self.grpc!r} is the address of HTTP: give gRPC a port of its own, as 4317")
-        self.http()
         return self
 
     def http(self) -> OtlpHttp:
         """Return the HTTP source as which its requests are taken."""
-        fields = {name: getattr(self, name) for name in Otlp.model_fields if name not in {"kind", "grpc"}}
+        fields = {name: getattr(self, name) for name in HttpServer.model_fields if name != "kind"}
         return OtlpHttp(**fields, own_path=f"/v1/{self.signal}", protocols=())
 
     def load(self) -> type:

@@ -20,7 +20,7 @@ def test_one_stream_of_each_signal_may_have_an_address() -> None:
     streams = [Stream("l", OtlpLogs(**AT)), Stream("t", OtlpTraces(**AT)), Stream("m", OtlpMetrics(**AT))]
     assert list(_conflicts([], streams)) == []
     [found] = _conflicts([], [*streams, Stream("again", OtlpTraces(**AT))])
-    assert (found.health, "l, t, m, again listen at the same address" in found.found) == (Health.FAILED, True)
+    assert (found.health, "again (otlp_traces) listen at the same address" in found.found) == (Health.FAILED, True)
     listen = {"listen": AT["listen"]}
     assert len(list(_conflicts([], [Stream("l", OtlpLogs(**listen)), Stream("h", Http(**listen))]))) == 1
 
@@ -37,7 +37,7 @@ def test_one_stream_of_each_signal_may_have_an_address() -> None:
 def test_streams_at_one_address_ask_the_same_of_senders(fields: dict[str, object]) -> None:
     streams = [Stream("l", OtlpLogs(**AT)), Stream("t", OtlpTraces.model_validate({**AT, **fields}))]
     [found] = _conflicts([], streams)
-    assert (found.health, "l, t listen at the same address" in found.found) == (Health.FAILED, True)
+    assert (found.health, "l (otlp_logs), t (otlp_traces) listen at the same" in found.found) == (Health.FAILED, True)
     assert "differ in listen, tls or tokens" in found.found
     assert list(_conflicts([], [streams[0], Stream("t", OtlpTraces(listen=AT["listen"]))])) == []
 

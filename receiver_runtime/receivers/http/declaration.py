@@ -69,7 +69,46 @@ Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)]
 
 
-class Http(Source):
+class HttpServer(Source):
+    """Declare what each kind that takes requests has: its address, who may send, and the limits of requests."""
+
+    listen: str
+    tokens: Secrets = ()
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+    max_body_bytes: Size = 16 * 2**20
+    max_body_values: Annotated[int, Field(ge=1)] = 2_000_000
+    max_record_bytes: Size = 16 * 2**20
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 5000
+    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
+    max_waiting_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] = 64 * 2**20
+    head_timeout: Seconds = 10.0
+    request_timeout: Seconds = 30.0
+    parse_timeout: Seconds = 10.0
+    idle_timeout: Seconds = 75.0
+    acknowledgement_timeout: Seconds = 30.0
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str) -> str:
+        parse_listen(listen)
+        return listen
+
+    @model_validator(mode="after")
+    def _check_server(self) -> Self:
+        if self.tls is not None:
+            if self.tls.certificate_file is None:
+                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
+            if self.tls.server_hostname is not None or not self.tls.verify:
+                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        if self.max_waiting_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_waiting_bytes ({self.max_waiting_bytes}) has no room for one body of max_body_bytes "
+                f"({self.max_body_bytes}): give more of it"
+            )
+        return self
+
+
+class Http(HttpServer):
     """Takes records by ``POST /v1/STREAM``; one row per record, with the request's path, content type and time.
 
     **At least once, deduplicated**: a request is answered 200 when the block that holds its records is registered. A
@@ -138,27 +177,13 @@ class Http(Source):
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.http.receiver:HttpReceiver"
 
     kind: Literal["http"] = "http"
-    listen: str
-    tokens: Secrets = ()
     verify: Verify | None = None
     key_from: str | None = None
-    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     body: Literal["auto", "json", "json_lines", "lines", "whole"] = "auto"
     headers: Several = ()
     query_parameters: Several = ()
     webhook_origins: Several = ()
     protocols: Several | None = None
-    max_body_bytes: Size = 16 * 2**20
-    max_body_values: Annotated[int, Field(ge=1)] = 2_000_000
-    max_record_bytes: Size = 16 * 2**20
-    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 5000
-    max_connections_per_peer: Annotated[int | None, Field(ge=1)] = None
-    max_waiting_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] = 64 * 2**20
-    head_timeout: Seconds = 10.0
-    request_timeout: Seconds = 30.0
-    parse_timeout: Seconds = 10.0
-    idle_timeout: Seconds = 75.0
-    acknowledgement_timeout: Seconds = 30.0
 
     @property
     def source_rule(self) -> SourceRule:
@@ -189,12 +214,6 @@ class Http(Source):
     def listen_address(self) -> tuple[str, int]:
         """Return where it listens, as (host, port)."""
         return parse_listen(self.listen)
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        parse_listen(listen)
-        return listen
 
     @field_validator("key_from")
     @classmethod
@@ -239,14 +258,4 @@ class Http(Source):
     def _check_together(self) -> Self:
         if twice := set(self.headers) & set(self.query_parameters):
             raise ValueError(f"{min(twice)!r} is among headers and query_parameters: keep one, both are attributes")
-        if self.tls is not None:
-            if self.tls.certificate_file is None:
-                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
-            if self.tls.server_hostname is not None or not self.tls.verify:
-                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
-        if self.max_waiting_bytes < self.max_body_bytes:
-            raise ValueError(
-                f"max_waiting_bytes ({self.max_waiting_bytes}) has no room for one body of max_body_bytes "
-                f"({self.max_body_bytes}): give more of it"
-            )
         return self

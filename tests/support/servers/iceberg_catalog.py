@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
-import time
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.brokers.kafka import NoBrokerError, maven_jars
 from tests.support.machine.held_ports import held_ports
+from tests.support.servers.listening import killed, started
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
 
 VERSION = "1.10.1"
@@ -82,27 +81,18 @@ class IcebergCatalogServer:
             "CATALOG_" + key.replace("-", "__").replace(".", "_").upper(): value
             for key, value in self._properties.items()
         }
-        with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                _java(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": "/usr/bin:/bin", **environment}
-            )
-        deadline = time.monotonic() + _DEADLINE_SECONDS
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/v1/config", timeout=5):
-                    return
-            except OSError:
-                said = (self._directory / "log").read_text()[-2000:]
-                assert self._process.poll() is None, f"the catalog ended: {said}"
-                assert time.monotonic() < deadline, f"the catalog does not answer: {said}"
-                time.sleep(0.05)
+        self._process = started(
+            _java(),
+            f"{self.uri}/v1/config",
+            self._directory / "log",
+            env={"PATH": "/usr/bin:/bin", **environment},
+            seconds=_DEADLINE_SECONDS,
+        )
 
     def kill(self) -> None:
         """Kill the server, if it runs; its tables stay."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(60)
-            self._process = None
+        killed(self._process)
+        self._process = None
 
 
 def _java() -> list[str]:
