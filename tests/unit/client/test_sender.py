@@ -95,6 +95,24 @@ def test_what_could_not_stay_one_record_is_refused_by_name(
     assert receiver.channels["a"] == [b"1"]
 
 
+def test_no_record_is_sent_before_it_is_on_the_disk(receiver: ChannelReceiver, tmp_path: Path) -> None:
+    """Check what makes a power cut safe: the receiver never has a record that the spool may lose."""
+    limits = SenderLimits(linger=0.001, fsync_interval=1000.0)
+    early: list[int] = []
+    with sender(receiver, tmp_path, limits=limits) as made:
+
+        def look(_: str, offset: int, records: list[bytes]) -> None:
+            if made._spool._synced < offset + len(records):
+                early.append(offset)
+
+        receiver.before = look
+        for number in range(20):
+            made.send(b"%d" % number)
+            made.flush(SECONDS)
+    assert len(receiver.channels["a"]) == 20
+    assert early == []
+
+
 def test_lost_answers_neither_lose_nor_double(receiver: ChannelReceiver, tmp_path: Path) -> None:
     turns = iter([True, False, True, True] + [False] * 1000)
     receiver.drop_answer = lambda: next(turns)

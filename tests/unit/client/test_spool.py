@@ -213,6 +213,20 @@ def test_a_failed_sync_is_never_taken_for_a_good_one(tmp_path: Path, monkeypatch
     spool.close()
 
 
+def test_what_is_not_on_the_disk_is_synced_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = opened(tmp_path)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(spool.end))
+    for number in range(3):
+        spool.append(b"1\n2\n", 2)
+        assert spool.sync(2 * number) == 2 * number
+        assert spool.sync() == 2 * number + 2
+        assert spool.sync() == 2 * number + 2
+    monkeypatch.undo()
+    assert synced == [2, 4, 6]
+    spool.close()
+
+
 def test_a_record_for_which_there_is_never_room_is_refused_at_once(tmp_path: Path) -> None:
     spool = opened(tmp_path)
     with pytest.raises(RecordRefusedError, match="raise spool_bytes"):
