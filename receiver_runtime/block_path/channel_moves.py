@@ -6,21 +6,32 @@ A note is never encrypted, so that salvage needs no key: names of channels are i
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from tracker_store.blocks.blocks import ChannelMove
+import msgspec
+
+from tracker_store.blocks.blocks import ChannelMove  # noqa: TC001  msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NAME = "channel_moves"
+
+class _Note(msgspec.Struct):
+    channel_moves: list[ChannelMove]
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= move.from_offset < move.to_offset < _END for move in self.channel_moves):
+            raise ValueError("a move that goes nowhere")
+
+
+# Offsets are below this: the driver log's bigint.
+_END = 2**63
+_MOVES = msgspec.json.Decoder(_Note)
 
 
 def encode_moves(moves: Sequence[ChannelMove]) -> bytes:
     """Return the payload of a note."""
-    rows = [[move.sender, move.channel, move.from_offset, move.to_offset] for move in moves]
-    return json.dumps({_NAME: rows}, separators=(",", ":")).encode()
+    return msgspec.json.encode(_Note(list(moves)))
 
 
 def decode_moves(payload: bytes) -> Sequence[ChannelMove]:
@@ -31,9 +42,6 @@ def decode_moves(payload: bytes) -> Sequence[ChannelMove]:
     if not payload.startswith(b"{"):
         return ()
     try:
-        return [
-            ChannelMove(str(sender), str(channel), int(begin), int(end))
-            for sender, channel, begin, end in json.loads(payload)[_NAME]
-        ]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the note has no moves of channels: {error!r}") from error
+        return _MOVES.decode(payload).channel_moves
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"the note has no moves of channels: {error}") from error

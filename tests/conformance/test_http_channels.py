@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,3 +120,63 @@ def test_killed_between_storing_and_registering_the_sender_s_retry_counts_once(
     assert send(port, "a", 10, records(10, 25)) == Answer(200, 25, {"records": 15, "duplicates": 0})
     assert_each_once(rig, records(0, 25))
     stop(second)
+
+
+class Sending(threading.Thread):
+    """Send a channel's records to receivers by turns, several requests at once, until all are acknowledged."""
+
+    def __init__(self, rig: SourceRig, channel: str, count: int) -> None:
+        super().__init__(daemon=True)
+        self._rig = rig
+        self._channel = channel
+        self._records = records(0, count, channel)
+        self.position = 0
+        self.retries = 0
+
+    def run(self) -> None:
+        turn = 0
+        with ThreadPoolExecutor(3) as threads:
+            while self.position < len(self._records):
+                turn += 1
+                begins = range(self.position, min(self.position + 21, len(self._records)), 7)
+                for answer in threads.map(self._send, begins, [turn // 4] * len(begins)):
+                    if answer is None or answer.status != 200:
+                        self.retries += 1
+                    elif answer.position is not None:
+                        self.position = max(self.position, answer.position)
+
+    def _send(self, begin: int, turn: int) -> Answer | None:
+        try:
+            return send(self._newest_port(turn), self._channel, begin, self._records[begin : begin + 10])
+        except (OSError, http.client.HTTPException):
+            return None
+
+    def _newest_port(self, turn: int) -> int:
+        numbers = range(len(self._rig.receiver_ids))
+        return port_of(self._rig, numbers[turn % len(numbers)])
+
+
+def test_each_record_counts_once_while_receivers_are_killed(make_rig: Callable[..., SourceRig]) -> None:
+    rig = make_rig(Http(listen="127.0.0.1:0"), receivers=2)
+    processes = [rig.start(0), rig.start(1)]
+    sending = [Sending(rig, channel, 400) for channel in "abc"]
+    for one in sending:
+        one.start()
+    for kill in range(4):
+        goal = 60 * (kill + 1)
+        eventually(lambda goal=goal: all(one.position >= goal for one in sending), "records that are acknowledged")  # type: ignore[misc]
+        number = kill % 2
+        processes[number].kill()
+        processes[number].wait(60)
+        processes[number] = rig.start(number, assignment=kill + 2)
+    for one in sending:
+        one.join(DEADLINE_SECONDS)
+        assert not one.is_alive()
+    for process in processes:
+        stop(process)
+    assert sum(one.retries for one in sending) > 0
+    assert positions(rig) == dict.fromkeys("abc", 400)
+    assert_each_once(rig, [record for channel in "abc" for record in records(0, 400, channel)])
+    # The driver log has grown by channels.
+    assert rig.execute("SELECT count(*) FROM forebay.channels") == [(3,)]
+    assert rig.execute("SELECT count(*) FROM forebay.record_keys") == [(0,)]

@@ -230,11 +230,11 @@ def move_arrays(ordered: Sequence[NewBlock]) -> list[object]:
 def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[AddResult]:
     """Register `blocks` of any number of receivers in one round trip, all or nothing per receiver.
 
-    A receiver's blocks must be consecutive sequences of one epoch. Locks: the rows of channels that are moved, and the
-    new rows' keys, in the order of (receiver, sequence). Raises EmptyBlockError for a block without records, before
-    anything is sent; OutcomeUnknownError when the answer was lost; and SQLAlchemy's IntegrityError where another
-    receiver of the call was first with the same link or key: send each receiver's blocks alone then, and the outcome is
-    named.
+    A receiver's blocks must be consecutive sequences of one epoch. Locks: the new rows' keys, in the order of
+    (receiver, sequence), and the rows of channels that are moved. Raises EmptyBlockError for a block without records,
+    before anything is sent; OutcomeUnknownError when the answer was lost; DriverLogUnavailableError, among others where
+    another receiver moved a channel meanwhile; and SQLAlchemy's IntegrityError where another receiver of the call was
+    first with the same link or key: send each receiver's blocks alone then, and the outcome is named.
     """
     if not blocks:
         return []

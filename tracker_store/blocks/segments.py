@@ -318,7 +318,7 @@ def salvage_blocks(
 ) -> tuple[AddOutcome, str | None]:
     """Add blocks of one old segment as the next of a new epoch, and record up to which offset it is salvaged.
 
-    Both or neither. Locks: the rows of moved channels, the new rows' keys, then the segment's row. After an unknown
+    Both or neither. Locks: the new rows' keys, the rows of moved channels, then the segment's row. After an unknown
     outcome send the identical call again, as with `add_blocks`.
     """
     first = blocks[0]

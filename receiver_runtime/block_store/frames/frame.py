@@ -33,9 +33,9 @@ A header of zeros never validates: it has no magic, no version and no length. Th
 incomplete last frame (its length is true and points past the end) from a damaged one.
 
 The payload of a block is one self-contained Arrow IPC stream; the payload of a dead letter is the record's raw bytes,
-and that of a group is in ``letter_group``. A note only holds its ``registered_through``, for a process that stores no
-block after its last acknowledgement; it is never encrypted. ``encryption`` has the layout of an encrypted payload. A
-header is never encrypted: salvage and scans need no key.
+and that of a group is in ``letter_group``. A note holds its ``registered_through``, for a process that stores no block
+after its last acknowledgement, or the moves of channels that go with the block behind it; it is never encrypted.
+``encryption`` has the layout of an encrypted payload. A header is never encrypted: salvage and scans need no key.
 
 A note stands before each write of dead letters: it tells a scan the segment's mark. Without it, a scan of a segment
 whose first letter has a damaged header would accept a frame that a sender has put into a letter.

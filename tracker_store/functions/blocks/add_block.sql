@@ -12,16 +12,16 @@
 -- mismatch inserts nothing. If another receiver was first between the two, the primary key of block_offsets or
 -- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
 -- names the outcome.
--- Moves of channels go in with their block too. The rows of all channels of the call are locked first, in one order, and
--- are compared by later statements: so nobody moves a channel between the comparison and the move, and nothing raises.
+-- Moves of channels go in with their block in the same way: if another receiver moved one between the comparison and the
+-- move, the whole call is undone as a serialization failure, and is sent again.
 -- A block without records is an error of the whole call (H05): only a marker has none, and `claim` inserts those.
 -- Blocks of a group without links and keys are first tried by two set-based statements, for speed (the loop over
 -- receivers costs three times as much). They add under the same conditions, but name no refusal. For the receivers they
 -- tried, the loop adds nothing, and only names the outcome. A single block has add_one_block, which calls this for what
 -- it can't add.
 -- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
--- Locks: the rows of the channels that are moved, by (stream, sender, channel); then only the inserted rows' keys, in
--- the order of (receiver, sequence), then block_offsets, then record_keys. No row of `receivers` is locked.
+-- Locks: only the inserted rows' keys, in the order of (receiver, sequence), then block_offsets, then record_keys, then
+-- the rows of moved channels, by sender and name. No row of `receivers` is locked.
 CREATE FUNCTION forebay.add_block(
     receiver_ids bigint[], epochs bigint[], sequences bigint[], record_counts bigint[], byte_counts bigint[],
     segment_ids bigint[], offsets bigint[], lengths bigint[], checksums bigint[],
@@ -55,6 +55,12 @@ DECLARE
     broken_link text;
     known_keys text;
     broken_move text;
+    channel_rows tid[];
+    channel_senders text[];
+    channel_names text[];
+    channel_ends bigint[];
+    moved bigint;
+    made bigint;
     grouped bigint[] := '{}';
     tried boolean := false;
     empty_block integer;
@@ -73,11 +79,6 @@ BEGIN
           FROM unnest(receiver_ids, segment_ids, epochs) AS a(receiver_id, segment_id, epoch)) AS u
     WHERE (SELECT true FROM log_segments g
            WHERE g.id = u.segment_id AND g.receiver_id = u.receiver_id AND g.epoch <= u.epoch) IS NOT TRUE;
-    IF cardinality(move_blocks) > 0 THEN
-        PERFORM lock_channels(ARRAY(SELECT receiver_ids[n] FROM unnest(move_blocks) WITH ORDINALITY AS m(n, at)
-                                    ORDER BY m.at),
-                              move_senders, move_channels);
-    END IF;
     IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0
        AND cardinality(move_blocks) = 0 THEN
         -- A group: one statement tries each receiver's first block, the next adds the rest of those that went in.
@@ -191,19 +192,31 @@ BEGIN
         END IF;
 
         IF sent.moves IS NOT NULL THEN
-            -- Each move must begin exactly where its channel is, or where its predecessor in this call ends.
+            -- Each move must begin exactly where its channel is, or where its predecessor in this call ends. A channel
+            -- without a row is where it is without its sender, from a time when the source had no tokens, or at 0.
+            -- Not by a plain join: one planned while the table is almost empty would compare each with all, for hours.
             SELECT string_agg(format('%s %s..%s, the log is at %s', m.channel, m.from_offset, m.to_offset,
-                                     m.before_to), '; ')
-            INTO broken_move
+                                     coalesce(c.position, u.position, 0)), '; ')
+                       FILTER (WHERE NOT m.chained OR m.from_offset <> coalesce(c.position, u.position, 0)),
+                   array_agg(c.ctid ORDER BY m.sender, m.channel), array_agg(m.sender ORDER BY m.sender, m.channel),
+                   array_agg(m.channel ORDER BY m.sender, m.channel), array_agg(m.to_offset ORDER BY m.sender, m.channel)
+            INTO broken_move, channel_rows, channel_senders, channel_names, channel_ends
             FROM (
-                SELECT i.*, coalesce(lag(i.to_offset) OVER chain, c.position) AS before_to
+                SELECT i.sender, i.channel, min(i.from_offset) AS from_offset, max(i.to_offset) AS to_offset,
+                       bool_and(coalesce(i.before_to, i.from_offset) = i.from_offset) AS chained
                 FROM (
                     SELECT move_senders[n] AS sender, move_channels[n] AS channel, move_froms[n] AS from_offset,
-                           move_tos[n] AS to_offset, n
+                           move_tos[n] AS to_offset,
+                           lag(move_tos[n]) OVER (PARTITION BY move_senders[n], move_channels[n] ORDER BY n) AS before_to
                     FROM unnest(sent.moves) AS n) AS i
-                LEFT JOIN channels c ON c.stream_id = stream AND c.sender = i.sender AND c.channel = i.channel
-                WINDOW chain AS (PARTITION BY i.sender, i.channel ORDER BY i.n)) AS m
-            WHERE (m.from_offset = m.before_to) IS NOT TRUE;
+                GROUP BY i.sender, i.channel) AS m
+            LEFT JOIN LATERAL (
+                SELECT o.ctid, o.position FROM channels o
+                WHERE o.stream_id = stream AND o.sender = m.sender AND o.channel = m.channel OFFSET 0) AS c ON true
+            LEFT JOIN LATERAL (
+                SELECT o.position FROM channels o
+                WHERE m.sender <> '' AND c.position IS NULL
+                  AND o.stream_id = stream AND o.sender = '' AND o.channel = m.channel OFFSET 0) AS u ON true;
         END IF;
 
         IF NOT tried AND without_row IS NULL AND broken_link IS NULL AND known_keys IS NULL
@@ -247,11 +260,26 @@ BEGIN
                 ORDER BY keys[n];
             END IF;
             IF sent.moves IS NOT NULL THEN
+                -- The place of a row is that of its version: one that was moved since it was compared is not found.
                 UPDATE channels c
                 SET position = m.to_offset, receiver_id = sent.receiver, moved_at = clock_timestamp()
-                FROM (SELECT move_senders[n] AS sender, move_channels[n] AS channel, max(move_tos[n]) AS to_offset
-                      FROM unnest(sent.moves) AS n GROUP BY 1, 2) AS m
-                WHERE c.stream_id = stream AND c.sender = m.sender AND c.channel = m.channel;
+                FROM unnest(channel_rows, channel_ends) AS m(place, to_offset)
+                WHERE c.ctid = m.place;
+                GET DIAGNOSTICS moved = ROW_COUNT;
+                IF moved < cardinality(channel_rows) THEN
+                    INSERT INTO channels (stream_id, sender, channel, position, receiver_id)
+                    SELECT stream, m.sender, m.channel, m.to_offset, sent.receiver
+                    FROM unnest(channel_rows, channel_senders, channel_names, channel_ends)
+                        AS m(place, sender, channel, to_offset)
+                    WHERE m.place IS NULL
+                    ORDER BY m.sender, m.channel
+                    ON CONFLICT (stream_id, sender, channel) DO NOTHING;
+                    GET DIAGNOSTICS made = ROW_COUNT;
+                    IF moved + made < cardinality(channel_rows) THEN
+                        RAISE EXCEPTION 'another receiver has moved a channel of receiver % meanwhile', sent.receiver
+                            USING ERRCODE = 'serialization_failure';
+                    END IF;
+                END IF;
             END IF;
         ELSE
             -- Clean-up may have deleted the block already: then the same epoch at that sequence identifies it.

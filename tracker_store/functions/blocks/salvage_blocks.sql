@@ -7,7 +7,7 @@
 -- is not near those of the segment's own epoch.
 -- A caller may trust "added" and "already added" for ever; a missing answer is resolved by sending the identical call
 -- again.
--- Locks: the rows of moved channels, the inserted rows' keys, then the segment's row.
+-- Locks: the inserted rows' keys, the rows of moved channels, then the segment's row.
 CREATE FUNCTION forebay.salvage_blocks(
     receiver bigint, under_epoch bigint, first_sequence bigint, segment bigint, salvaged_up_to bigint,
     -- One element per block, in the order of the file.

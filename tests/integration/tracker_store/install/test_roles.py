@@ -101,7 +101,7 @@ DRIVER = "forebay_driver"
 OPERATOR = "forebay_operator"
 INSUFFICIENT_PRIVILEGE = "42501"
 # Functions that Postgres replaces by their one statement; only other functions call them.
-PART_OF_STATEMENTS = {"lock_channels", "predecessor"}
+PART_OF_STATEMENTS = {"predecessor"}
 SECOND = timedelta(seconds=1)
 
 

@@ -145,9 +145,9 @@ def test_a_channel_that_another_receiver_has_moved_is_asked_for_again(running: R
     assert running.done(request(A, 5, 6)) == [(1, 0)]
     log.register_elsewhere(A, 2)
     # The block is refused, and stored again without what the driver log has; its neighbour is not affected.
-    assert running.done(request(A, 6, 9), request(B, 3, 4)) == [(1, 2), (1, 0)]
+    assert running.done(request(A, 6, 9), request(B, 3, 4), request(A, 9, 10)) == [(1, 2), (1, 0), (1, 0)]
     log.register_elsewhere(A, 5)
-    assert running.done(request(A, 9, 12), request(B, 4, 5)) == [(0, 3), (1, 0)]
+    assert running.done(request(A, 10, 13), request(B, 4, 5)) == [(0, 3), (1, 0)]
     assert log.conflicts == 2
     running.assert_each_once()
 

@@ -139,7 +139,13 @@ def test_moves_are_read_as_they_were_written_and_other_notes_have_none() -> None
     moves = [ChannelMove("env:TOKEN", "a.b_~-", 0, 2**62), ChannelMove("", "é", 1, 2)]
     assert decode_moves(encode_moves(moves)) == moves
     assert decode_moves(b"\0") == ()
-    for damaged in (b"{", b'{"other": []}', b'{"channel_moves": [1]}', b'{"channel_moves": [["", "a", 1]]}', b"{\xff"):
+    for damaged in (
+        b"{",
+        b'{"other": []}',
+        b'{"channel_moves": [1]}',
+        b'{"channel_moves": [{"sender": "", "channel": "a", "from_offset": 1, "to_offset": 1}]}',
+        b"{\xff",
+    ):
         with pytest.raises(ValueError, match=r".*"):
             decode_moves(damaged)
 
