@@ -235,7 +235,7 @@ class SchemaReader(RecordReader):
         try:
             decoder = self.make_decoder(schema)
         except Exception as error:  # noqa: BLE001  a schema may be any JSON, and as deep as it likes
-            return _Known(None, f"{name}: {error or type(error).__name__}")
+            return _Known(None, f"{name}: {str(error) or type(error).__name__}")
         try:
             self._take_columns(decoder.schema)
         except _NotRegisteredError as error:
