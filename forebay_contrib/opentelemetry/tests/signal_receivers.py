@@ -12,8 +12,8 @@ from forebay_contrib.opentelemetry.declaration import Otlp, OtlpLogs, OtlpMetric
 from forebay_contrib.opentelemetry.signals import SIGNALS
 from receiver_runtime.process.receiver_registry import make_receiver
 from tests.support.machine.held_ports import held_port
+from tests.unit.receiver_runtime.receivers.http.channels.channel_log import ChannelBlockLog
 from tests.unit.receiver_runtime.receivers.http.http_client import Listening
-from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
 from tests.unit.receiver_runtime.rig import rig
 from tests.unit.receiver_runtime.support import eventually
 
@@ -53,7 +53,7 @@ class Receivers:
 def listening(root: Path, kind: type[Otlp], **fields: Any) -> Iterator[Listening]:  # noqa: ANN401  of the source
     """Run one receiver."""
     root.mkdir(parents=True)
-    log = KeyedBlockLog()
+    log = ChannelBlockLog()
     with rig(root, make_receiver(kind.model_validate(fields)), log=log, stream_name=kind.signal) as made:
         one = Listening(made, log)
         eventually(lambda: any(reason.startswith("listening on ") for reason in made.reporter.reasons), "listening")
