@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.shippers.built import program
-from tests.support.shippers.scenes import TOKEN, Shipper, Stage
+from tests.support.shippers.scenes import TOKEN, Shipper, Stage, program
 from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
     make_rig,
     test_a_line_that_is_refused_holds_up_no_other,

@@ -15,8 +15,8 @@ from forebay.testing.receiver_processes import eventually
 from forebay_contrib.prometheus.tests.scraping import Scraping, await_equal, page, scraping, written
 from receiver_runtime.receivers.http.declaration import Http
 from tests.support.machine.held_ports import held_port
-from tests.support.shippers.built import Program, program
-from tests.support.shippers.scenes import TOKEN, Shipper, Stage, fields_of, receiving, stage_at
+from tests.support.shippers.built import Program
+from tests.support.shippers.scenes import TOKEN, Shipper, Stage, fields_of, program, receiving, stage_at
 from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
     make_rig,
     test_each_line_arrives,

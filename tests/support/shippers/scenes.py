@@ -15,10 +15,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from forebay.testing.receiver_processes import eventually
 from receiver_runtime.receivers.http.declaration import Http
+from tests.support.commands.made_programs import NoProgramError
 from tests.support.machine.held_ports import held_port
-from tests.support.shippers.built import program
+from tests.support.shippers import built
 from tests.unit.receiver_runtime.receivers.http.http_client import listening
 
 if TYPE_CHECKING:
@@ -177,6 +180,14 @@ def _await(found: Callable[[], Sequence[str]], wanted: Sequence[str], *, seconds
     while missing := set(wanted) - set(found()):
         assert time.monotonic() < deadline, f"{len(missing)} of {len(wanted)} lines are missing: {sorted(missing)[:3]}"
         time.sleep(0.2)
+
+
+def program(name: str) -> Program:
+    """Return a shipper; skip the test if it can't be had here."""
+    try:
+        return built.program(name)
+    except NoProgramError as error:
+        pytest.skip(str(error))
 
 
 def fields_of(protocol: str) -> Mapping[str, Any]:
