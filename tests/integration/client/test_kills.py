@@ -140,4 +140,4 @@ def test_each_record_of_channels_once_with_kills_on_both_sides(database_url: str
 def test_ten_million_records_of_a_hundred_channels_once_with_kills_on_both_sides(
     database_url: str, tmp_path: Path
 ) -> None:
-    run(database_url, tmp_path, channels=100, records=100_000, processes=4, kills=20, every=4.0, fsync="interval")
+    run(database_url, tmp_path, channels=100, records=100_000, processes=4, kills=12, every=1.2, fsync="interval")
