@@ -11,7 +11,7 @@ from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.records.declared import GROUP, Records
 
 # Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
-__all__ = ["Avro", "Csv", "Json", "JsonSchema", "Logfmt", "Protobuf", "Records", "Regex", "Registry"]
+__all__ = ["Avro", "Csv", "Json", "JsonSchema", "Logfmt", "Protobuf", "Records", "Regex", "Registry", "Statsd"]
 
 
 def __getattr__(name: str) -> object:

@@ -14,9 +14,13 @@ from receiver_runtime.sources.plugins import class_names
 # Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
 __all__ = [
     "Amqp",
+    "ContainerLogs",
     "CustomSource",
+    "Datagrams",
     "FileLines",
+    "FluentForward",
     "FollowedFiles",
+    "Gelf",
     "Http",
     "Kafka",
     "Mqtt",

@@ -5,6 +5,7 @@ A datagram is whole: its last line needs no line end, and no line goes on in the
 
 from __future__ import annotations
 
+import codecs
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class DatagramFraming:
 
     def cut(self, datagrams: Sequence[bytes], senders: Sequence[str]) -> Iterator[Cut]:
         """Yield the rows of these datagrams, and what is no text."""
+        datagrams = [one.removeprefix(codecs.BOM_UTF8) for one in datagrams]
         yield self._of_texts(datagrams, senders) if self._whole else self._of_lines(datagrams, senders)
 
     def _of_lines(self, datagrams: Sequence[bytes], senders: Sequence[str]) -> Cut:

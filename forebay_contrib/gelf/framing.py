@@ -6,6 +6,7 @@ read of datagrams, which may be compressed, by a part of its rows.
 
 from __future__ import annotations
 
+import codecs
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -113,6 +114,7 @@ class _Rows:
 
     def add(self, text: bytes, sender: str) -> None:
         """Add what may be a message. Nothing is made of blanks: some senders end a message with a newline and a NUL."""
+        text = text.removeprefix(codecs.BOM_UTF8)
         if text.strip(BLANKS):
             self._texts.append(text)
             self._senders.append(sender)

@@ -12,11 +12,11 @@ from forebay_contrib.json_schema.declaration import JsonSchema
 from forebay_contrib.json_schema.schema_columns import declared_by_schema
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.record_formats.checked_json import CheckedJsonReader
-from receiver_runtime.record_formats.schema_reader import SchemaDecoder, SchemaReader
+from receiver_runtime.record_formats.registries.schema_reader import SchemaDecoder, SchemaReader
 
 if TYPE_CHECKING:
     from receiver_runtime.record_formats.record_reader import Parsed
-    from receiver_runtime.record_formats.registry_client import RegisteredSchema
+    from receiver_runtime.record_formats.registries.registry_client import RegisteredSchema
 
 
 class JsonSchemaReader(SchemaReader):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from forebay_contrib.schema_records.avro_decoder import Record, make_decoder
 from forebay_contrib.schema_records.avro_schema import parse_avro_schema
 from forebay_contrib.schema_records.cursor_decoder import CursorDecoder
-from receiver_runtime.record_formats.registry_client import RegisteredSchema, texts_of
-from receiver_runtime.record_formats.schema_reader import SchemaDecoder, SchemaReader
+from receiver_runtime.record_formats.registries.registry_client import RegisteredSchema, texts_of
+from receiver_runtime.record_formats.registries.schema_reader import SchemaDecoder, SchemaReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from receiver_runtime.block_path.text_check import TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.record_formats.record_reader import Fault, Parsed
-from receiver_runtime.record_formats.schema_reader import SchemaDecoder
+from receiver_runtime.record_formats.registries.schema_reader import SchemaDecoder
 
 if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.columns import Columns

@@ -10,8 +10,8 @@ from forebay_contrib.schema_records.cursor_decoder import CursorDecoder
 from forebay_contrib.schema_records.proto_decoder import MessageDecoder
 from forebay_contrib.schema_records.proto_schema import ProtoError, ProtoSchema
 from forebay_contrib.schema_records.protobuf import Protobuf, first_message
-from receiver_runtime.record_formats.registry_client import RegisteredSchema
-from receiver_runtime.record_formats.schema_reader import SchemaDecoder, SchemaReader
+from receiver_runtime.record_formats.registries.registry_client import RegisteredSchema
+from receiver_runtime.record_formats.registries.schema_reader import SchemaDecoder, SchemaReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 # Records of one step: its arrays fit into a processor's cache.
 _PIECE = 8192
+_MARK = "\ufeff"
 _LINE_ENDS = "\r\n"
 _SECOND = 1_000_000  # microseconds
 _METRIC = (
@@ -101,9 +102,9 @@ class StatsdReader(RecordReader):
 
 
 def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, dict[int, Fault]]:
-    """Return records as text, without the line ends at their ends, and null where they are no text."""
+    """Return records as text, without marks at their beginnings and line ends at their ends; null: it is no text."""
     try:
-        return pc.utf8_rtrim(values.cast(pa.string()), _LINE_ENDS), {}
+        return _bare(values.cast(pa.string())), {}
     except pa.ArrowInvalid:
         pass
     faults: dict[int, Fault] = {}
@@ -114,7 +115,14 @@ def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, dict[int, Fault]]:
         except UnicodeDecodeError as error:
             texts.append(None)
             faults[row] = Fault(row, DeadLetterReason.UNPARSABLE, f"no UTF-8 at byte {error.start}")
-    return pc.utf8_rtrim(pa.array(texts, pa.string()), _LINE_ENDS), faults
+    return _bare(pa.array(texts, pa.string())), faults
+
+
+def _bare(texts: pa.StringArray) -> pa.StringArray:
+    found = pc.utf8_rtrim(texts, _LINE_ENDS)
+    if pc.any(is_marked := pc.starts_with(found, _MARK)).as_py():
+        found = pc.if_else(is_marked, pc.utf8_slice_codeunits(found, 1), found)
+    return found
 
 
 def _in_bulk(texts: pa.StringArray) -> tuple[Mapping[str, pa.Array], Rows]:

@@ -6,7 +6,11 @@ import pyarrow as pa
 
 from forebay_contrib.json_schema.declaration import JsonSchema
 from forebay_contrib.json_schema.registry_reader import JsonSchemaReader
-from receiver_runtime.record_formats.registry_client import NoSuchSchemaError, RegisteredSchema, RegistryClient
+from receiver_runtime.record_formats.registries.registry_client import (
+    NoSuchSchemaError,
+    RegisteredSchema,
+    RegistryClient,
+)
 from receiver_runtime.sources.fields.schema_registry import Registry
 from tests.fuzz.target import fuzzed
 

@@ -19,7 +19,7 @@ import pydantic
 from forebay.cli.checks.extras import is_installed
 from forebay.cli.checks.findings import Finding, Health
 from forebay.cli.checks.own_ports import Holder, holder_of
-from receiver_runtime.record_formats.registry_check import check_registry
+from receiver_runtime.record_formats.registries.registry_check import check_registry
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.fields.secret import Secret, SecretError
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen

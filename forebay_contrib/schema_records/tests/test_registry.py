@@ -26,7 +26,7 @@ from receiver_runtime.block_path.text_check import RowsWaitError
 from receiver_runtime.block_store.frames.columns import ColumnsError, arrow_schema
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.declaration import Http
-from receiver_runtime.record_formats.registry_client import NoSuchSchemaError, RegistryClient
+from receiver_runtime.record_formats.registries.registry_client import NoSuchSchemaError, RegistryClient
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.fields.secret import EnvVar
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.columns import Columns
     from receiver_runtime.record_formats.record_reader import Parsed
 
-CLIENT = "receiver_runtime.record_formats.registry_client"
+CLIENT = "receiver_runtime.record_formats.registries.registry_client"
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 
 
@@ -69,7 +69,7 @@ def reader(server: RegistryServer, known: Mapping[str, str] | None = None, **fie
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time that readers and clients have."""
     now = [1000.0]
-    for module in (CLIENT, "receiver_runtime.record_formats.schema_reader"):
+    for module in (CLIENT, "receiver_runtime.record_formats.registries.schema_reader"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 

@@ -10,10 +10,14 @@ import pyarrow as pa
 import pytest
 
 from forebay_contrib.csv_records.declaration import Csv
+from forebay_contrib.datagrams.framing import DatagramFraming
+from forebay_contrib.gelf.declaration import Gelf
+from forebay_contrib.gelf.framing import GelfFraming
 from forebay_contrib.json_schema.declaration import JsonSchema
 from forebay_contrib.log_lines.declaration import Logfmt, Regex
 from forebay_contrib.schema_records.avro import Avro
 from forebay_contrib.schema_records.protobuf import Protobuf
+from forebay_contrib.statsd.declaration import Statsd
 from forebay_contrib.syslog.framing import SyslogFraming
 from receiver_runtime.receivers.files.content import OpenedFile
 from receiver_runtime.receivers.files.declaration import FileLines, FollowedFiles
@@ -34,9 +38,9 @@ from receiver_runtime.sources.source_registry import source_class, source_kinds
 from tests.unit.receiver_runtime.receivers.signing import SECRET, SIGNED, TOKEN, signature_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from receiver_runtime.receivers.framing import Framing
+    from receiver_runtime.receivers.framing import Cut, Framing
     from receiver_runtime.sources.records.declared import Records
 
 MARK = codecs.BOM_UTF8
@@ -114,6 +118,7 @@ REQUESTS: Mapping[str, Request] = {
         headers={"aeg-event-type": "SubscriptionValidation"},
     ),
     "slack": Request("slack", '{"type": "url_verification", "challenge": "c"}', _JSON),
+    "gelf": Request("gelf", '{"version":"1.1","host":"h","short_message":"ä"}', _JSON, path="/gelf"),
     "loki": Request(
         "loki", '{"streams":[{"stream":{"a":"ä"},"values":[["1","x"],["y","z"]]}]}', _JSON, path="/loki/api/v1/push"
     ),
@@ -201,6 +206,7 @@ TEXT_RECORDS: Mapping[str, tuple[Records, bytes, bytes]] = {
     "json": (Json("a STRING, b INT"), b'{"a": "x", "b": 1}', b"1"),
     "json_schema": (JsonSchema(_schema("string")), b'{"a": "x", "b": 1}', b"1"),
     "logfmt": (Logfmt("a STRING, b INT"), b'a="x y" b=1', b"=1"),
+    "statsd": (Statsd(), b"x:1|c", b"x"),
     "regex": (Regex(r"(?P<a>\w+) (?P<b>\d+)", "a STRING, b INT"), b"x 1", b"x"),
 }
 BINARY_RECORDS = {"avro", "protobuf"}
@@ -216,18 +222,18 @@ def test_a_mark_is_no_part_of_a_record(kind: str, end: bytes) -> None:
     records, good, bad = TEXT_RECORDS[kind]
     reader = records.load_reader()(records)
 
-    def read(*values: bytes | None) -> tuple[list[dict[str, Any]], list[tuple[int, object]]]:
+    def read(*values: bytes) -> tuple[list[dict[str, Any]], list[tuple[int, object]]]:
         # A slice, because its first record does not begin where its memory does.
         parsed = reader.read(pa.array([MARK, *values], pa.binary()).slice(1))
         return parsed.batch.to_pylist(), [(fault.row, fault.reason) for fault in parsed.faults]
 
-    plain = [one if one is None else one + end for one in (good, bad, None, good, good, b"")]
-    marked = [one if one is None else MARK + one for one in plain]
+    plain = [one + end for one in (good, bad, good, good, b"")]
+    marked = [MARK + one for one in plain]
     expected = read(*plain)
-    assert expected[0][0]["a"][0] == "x"
+    assert next(iter(expected[0][0].values()))[0] == "x"
     assert read(*marked) == expected
     assert read(marked[0], *plain[1:]) == expected
-    assert read(*plain[:3], marked[3], *plain[4:]) == expected
+    assert read(*plain[:2], marked[2], *plain[3:]) == expected
     # A second one is a character, and so is one within.
     assert read(MARK + MARK + good)[0] != read(good)[0] or kind == "regex"
 
@@ -257,6 +263,10 @@ def _cut(framing: Framing, data: bytes) -> list[Any]:
     ]
 
 
+def _of_datagrams(cuts: Iterable[Cut]) -> list[Any]:
+    return [text for cut in cuts if cut.records is not None for text in cut.records.column("value").to_pylist()]
+
+
 def _lines_of(source: FileLines | FollowedFiles, data: bytes) -> list[Any]:
     reading = Reading("a")
     found: list[Any] = []
@@ -277,11 +287,14 @@ TEXT_SOURCES: Mapping[str, Callable[[bytes], list[Any]]] = {
     "followed_files": lambda data: _lines_of(FollowedFiles(path="/in/*"), data),
     "socket_text": lambda data: _cut(MarkedTextFraming(max_record_bytes=99), data),
     "syslog": lambda data: _cut(SyslogFraming(timezone="UTC", max_record_bytes=99), data),
+    "datagrams": lambda data: _of_datagrams(DatagramFraming(whole=False).cut([data], ["h"])),
 }
+#: Those whose texts are values within another format, which says what they are; GELF has a test of its own.
+WITHIN_OTHERS = {"container_logs", "fluent_forward", "gelf"}
 
 
 def test_each_kind_of_source_is_in_these_tests_or_keeps_bytes() -> None:
-    for kind in set(source_kinds()) - {"custom"} - set(TEXT_SOURCES):
+    for kind in set(source_kinds()) - {"custom"} - set(TEXT_SOURCES) - WITHIN_OTHERS:
         # As they came; a reader of records looks for marks.
         source = source_class(kind)
         assert source.record_column == "" or dict(source.columns)[source.record_column] == "binary", kind
@@ -293,7 +306,7 @@ def test_a_mark_is_no_part_of_a_stream(kind: str) -> None:
     expected = TEXT_SOURCES[kind](lines.encode())
     assert [text[-3:] for text in expected] == ["e ä", "two"]
     assert TEXT_SOURCES[kind](MARK + lines.encode()) == expected
-    if kind != "syslog":
+    if kind not in ("syslog", "datagrams"):
         # Its senders send no other encoding.
         for encoding in ("utf-16", "utf-32"):
             assert TEXT_SOURCES[kind](lines.encode(encoding)) == expected
@@ -302,3 +315,9 @@ def test_a_mark_is_no_part_of_a_stream(kind: str) -> None:
 def test_a_mark_before_the_text_of_rfc_5424_is_no_part_of_it() -> None:
     head = b"<13>1 2026-01-01T00:00:00Z h a - - - "
     assert TEXT_SOURCES["syslog"](head + MARK + b"one\n" + head + b"two\n") == ["one", "two"]
+
+
+def test_a_mark_before_a_message_of_gelf_is_no_part_of_it() -> None:
+    message = b'{"version":"1.1","host":"h","short_message":"one"}'
+    framing = GelfFraming(Gelf(listen="127.0.0.1:0", transports=["udp"]))
+    assert _of_datagrams(framing.cut_datagrams([MARK + message, message], ["h"] * 2)) == [message.decode()] * 2

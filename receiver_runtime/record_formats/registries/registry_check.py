@@ -9,8 +9,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from receiver_runtime.record_formats.registry_client import NoSuchSchemaError, RegistryAwayError, RegistryClient
-from receiver_runtime.record_formats.schema_reader import SchemaReader
+from receiver_runtime.record_formats.registries.registry_client import (
+    NoSuchSchemaError,
+    RegistryAwayError,
+    RegistryClient,
+)
+from receiver_runtime.record_formats.registries.schema_reader import SchemaReader
 from receiver_runtime.sources.records.declared import KEY_PREFIX
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from receiver_runtime.block_store.frames.columns import arrow_schema, arrow_type
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.record_formats.fitting import fitted, misfits
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
-from receiver_runtime.record_formats.registry_client import (
+from receiver_runtime.record_formats.registries.registry_client import (
     NoSuchSchemaError,
     RegisteredSchema,
     RegistryAwayError,
