@@ -107,19 +107,22 @@ class FlatObjects:
         """Return the layout of a record; None: it has none."""
         values: list[_Value] = []
         begin, at = 0, 1
-        while (member := _MEMBER.match(record, at)) is not None:
+        member = _MEMBER.match(record, at)
+        while member is not None:
             value = "plain" if member["text"] is None else "text"
-            name = member["name"].decode()
-            values.append(_Value(name, value == "text", record[begin : member.start(value)]))
+            values.append(_Value(member["name"].decode(), value == "text", record[begin : member.start(value)]))
             begin, at = member.end(value), member.end()
             if member["end"] == b"}":
                 break
+            # Looked at before the next one is: a record may have any number.
+            member = None if len(values) == _MOST_VALUES else _MEMBER.match(record, at)
+        if member is None or at != len(record) or sum(len(value.before) for value in values) > _MOST_BETWEEN:
+            return None
         names = {value.name for value in values}
         fields = [(value, self._field(value.name)) for value in values]
-        can = all(_can_have(field.type, value) if field else not self._closed for value, field in fields)
-        if member is None or at != len(record) or len(names) < len(values) or not can:
-            return None
-        if len(values) > _MOST_VALUES or sum(len(value.before) for value in values) > _MOST_BETWEEN:
+        if len(names) < len(values) or not all(
+            _can_have(field.type, value) if field else not self._closed for value, field in fields
+        ):
             return None
         return _Layout(values, record[begin:], record.count(b'"'))
 
