@@ -17,9 +17,10 @@ import pyarrow as pa
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
+from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.payload import encode_batches
 from receiver_runtime.record_formats.fitting import fitted
-from receiver_runtime.record_formats.record_reader import Parsed, RecordReader
+from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.sources.records.declared import KEY, KEY_PREFIX
 from tracker_store.connection.errors import SchemaConflictError
 from tracker_store.long_texts import shortened
@@ -136,6 +137,10 @@ class TypedRows(RowCheck):
         checked = self._text.check(batch)
         taken = checked.batch
         parsed = self._parsed(taken)
+        if not self.schema.names:
+            # Rows of no column are none, and would be gone: a null before the first schema, an object without members.
+            known = {fault.row: fault for fault in parsed.faults}
+            parsed = replace(parsed, faults=[known.get(row, _no_column(row)) for row in range(taken.num_rows)])
         if not parsed.faults:
             return CheckedRows(self._made(parsed, taken), checked.invalid, checked.letters)
         fits = np.ones(taken.num_rows, dtype=np.bool_)
@@ -232,6 +237,11 @@ class TypedRows(RowCheck):
         """Return the records, or their keys, as bytes."""
         values = rows.column(column)
         return values if pa.types.is_binary(values.type) else values.cast(pa.binary())
+
+
+def _no_column(row: int) -> Fault:
+    why = "no schema has given the stream a column yet: declare columns, or keep one of the source's"
+    return Fault(row, DeadLetterReason.DOES_NOT_FIT, why)
 
 
 def _read(reader: RecordReader, values: pa.BinaryArray) -> Parsed:

@@ -138,8 +138,8 @@ class Records(BaseModel):
             record: the one of them that holds the record.
 
         Raises:
-            ValueError: a parsed column has the name of another one, one that is to be kept is none, none of the source's
-                is the record, or the key that is declared, or there is no column.
+            ValueError: a parsed column has the name of another one, one that is to be kept is none, or none of the
+                source's is the record, or the key that is declared.
         """
         kinds = dict(source)
         if not kinds:
@@ -155,9 +155,6 @@ class Records(BaseModel):
             if name.lower() in taken:
                 raise ValueError(f"the column {name!r} is there for each record of this source: rename yours")
             taken.add(name.lower())
-        if not taken:
-            # Rows of no column are none, and a null before the first schema has no other.
-            raise ValueError("keep: there is no column before the first schema is read: keep one, or declare columns")
         return (*self.columns, *of_key, *((name, kinds[of]) for of, name in beside.items()))
 
     def beside(self, source: Iterable[str], record: str) -> Mapping[str, str]:

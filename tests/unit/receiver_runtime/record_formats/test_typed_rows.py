@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from forebay.records import Avro, Registry
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.records.json_records import Json
 
@@ -46,3 +47,12 @@ def test_large_batches_are_read_apart() -> None:
     large = [batch("x" * 3 * 1024 * 1024, first=number) for number in range(3)]
     assert list(rows.together(large)) == large
     assert list(rows.together([])) == []
+
+
+def test_rows_without_any_column_are_kept_aside() -> None:
+    records = Avro(registry=Registry("http://127.0.0.1:1"), keep=[])
+    rows = TypedRows(records, SOURCE, "value")
+    rows.grow(list, lambda _: None)
+    checked = rows.check(batch(None, None))
+    assert checked.batch.num_rows == 0
+    assert [(letter.reason.label, letter.data) for letter in checked.letters] == [("does_not_fit", b"")] * 2

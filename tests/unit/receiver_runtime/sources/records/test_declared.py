@@ -8,7 +8,7 @@ from typing import TypedDict
 import pytest
 
 from forebay import DeclarationError, Stream
-from forebay.records import Avro, Json, Registry
+from forebay.records import Json
 from forebay.sources import Http
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.record_formats.typed_rows import TypedRows
@@ -59,12 +59,6 @@ def test_a_declaration_keeps_what_is_kept() -> None:
 def test_a_name_that_the_source_has_not_is_refused_where_the_stream_is_declared(keep: list[str], said: str) -> None:
     with pytest.raises(DeclarationError, match=f"stream 'orders': records: keep: there is no column {said}"):
         Stream("orders", HTTP, records=Json("a INT", keep=keep))
-
-
-def test_a_stream_has_a_column_before_the_first_schema() -> None:
-    with pytest.raises(DeclarationError, match="keep: there is no column before the first schema is read: keep one"):
-        Stream("orders", HTTP, records=Avro(registry=Registry("http://localhost"), keep=[]))
-    Stream("orders", HTTP, records=Avro(registry=Registry("http://localhost"), keep=["_id"]))
 
 
 @pytest.mark.parametrize("ddl", ["a INT, A INT", "a INT, a STRING"])
