@@ -216,7 +216,8 @@ class HttpApp:
             )
         if place is not None:
             self._check_channel(route, has_key=key is not None, buffered=buffered)
-        parsed = await self._bodies.read(body, route, headers, encoding, signed)
+        # In a channel they have offsets, and a refusal would come again for ever.
+        parsed = await self._bodies.read(body, route, headers, encoding, signed, may_lack_records=place is not None)
         if isinstance(parsed, Reply):
             return parsed
         waiting = self._intake.waiting_of(parsed, scope["path"], headers, key, key_scope, parameters)

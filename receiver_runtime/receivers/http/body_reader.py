@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from receiver_runtime.receivers.http.requests.decompression import ENCODINGS, decompressed
 from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits, ParsingStoppedError
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
+from receiver_runtime.receivers.http.requests.records import NoRecordError, Plain
 from receiver_runtime.receivers.http.requests.refusals import RETRY_SECONDS, RefusedError, refusal
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.requests.framing_checks import BodyFraming
     from receiver_runtime.receivers.http.requests.protocol import CheckedRequest
     from receiver_runtime.receivers.http.requests.pushed import Headers, Pushed, PushedRows
-    from receiver_runtime.receivers.http.requests.records import Plain
     from receiver_runtime.receivers.http.requests.route import Reply, Route
 
 T = TypeVar("T")
@@ -112,9 +112,18 @@ class BodyReader:
         self._checks.shutdown(wait=False, cancel_futures=True)
 
     async def read(
-        self, body: RequestBody, route: Route, headers: Headers, encoding: str | None, signed: CheckedRequest | None
+        self,
+        body: RequestBody,
+        route: Route,
+        headers: Headers,
+        encoding: str | None,
+        signed: CheckedRequest | None,
+        *,
+        may_lack_records: bool = False,
     ) -> Pushed | PushedRows | Plain | Reply:
         """Return what the route's parser makes of the body, if it is signed as it must be.
+
+        With ``may_lack_records``, a body whose lines can all be no records is returned with these alone.
 
         Raises:
             RefusedError: the body is too large, too late, not whole or not readable, its signature is not good, or
@@ -126,6 +135,8 @@ class BodyReader:
                 await self._work_before(body, data, signed)
             return await self._parse(route, headers, body, data, encoding, signed)
         except PushRefusedError as error:
+            if may_lack_records and isinstance(error, NoRecordError):
+                return Plain([], None, error.rejected)
             if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
                 raise refusal(error.status, str(error), accept_encoding=ENCODINGS) from error
             raise refusal(error.status, str(error)) from error

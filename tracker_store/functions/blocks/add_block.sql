@@ -21,7 +21,8 @@
 -- it can't add.
 -- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
 -- Locks: only the inserted rows' keys, in the order of (receiver, sequence), then block_offsets, then record_keys, then
--- the rows of moved channels, by sender and name. No row of `receivers` is locked.
+-- the rows of moved channels, by sender and name. If several receivers of a call move channels, these rows are locked
+-- first, for all of them. No row of `receivers` is locked.
 CREATE FUNCTION forebay.add_block(
     receiver_ids bigint[], epochs bigint[], sequences bigint[], record_counts bigint[], byte_counts bigint[],
     segment_ids bigint[], offsets bigint[], lengths bigint[], checksums bigint[],
@@ -58,6 +59,7 @@ DECLARE
     channel_rows tid[];
     channel_senders text[];
     channel_names text[];
+    channel_froms bigint[];
     channel_ends bigint[];
     moved bigint;
     made bigint;
@@ -116,6 +118,18 @@ BEGIN
             WINDOW run AS (PARTITION BY u.receiver_id ORDER BY u.n)
             ORDER BY u.receiver_id, u.n;
         END IF;
+    END IF;
+
+    IF cardinality(move_blocks) > 1 AND receiver_ids[move_blocks[1]] <> ANY (
+           ARRAY(SELECT receiver_ids[n] FROM unnest(move_blocks) AS n)) THEN
+        -- Receivers are added one after the other, and two calls may move the same channels in different orders. So first
+        -- lock the rows of all, in one order: by the key. Those that don't exist yet may still deadlock, and are repeated.
+        PERFORM (SELECT true FROM channels c
+                 WHERE c.stream_id = l.stream AND c.sender = l.sender AND c.channel = l.channel FOR UPDATE)
+        FROM (SELECT DISTINCT (SELECT r.stream_id FROM receivers r WHERE r.id = receiver_ids[move_blocks[n]]) AS stream,
+                              move_senders[n] AS sender, move_channels[n] AS channel
+              FROM generate_subscripts(move_blocks, 1) AS n
+              ORDER BY 1, 2, 3) AS l;
     END IF;
 
     FOR sent IN
@@ -199,8 +213,9 @@ BEGIN
                                      coalesce(c.position, u.position, 0)), '; ')
                        FILTER (WHERE NOT m.chained OR m.from_offset <> coalesce(c.position, u.position, 0)),
                    array_agg(c.ctid ORDER BY m.sender, m.channel), array_agg(m.sender ORDER BY m.sender, m.channel),
-                   array_agg(m.channel ORDER BY m.sender, m.channel), array_agg(m.to_offset ORDER BY m.sender, m.channel)
-            INTO broken_move, channel_rows, channel_senders, channel_names, channel_ends
+                   array_agg(m.channel ORDER BY m.sender, m.channel), array_agg(m.from_offset ORDER BY m.sender, m.channel),
+                   array_agg(m.to_offset ORDER BY m.sender, m.channel)
+            INTO broken_move, channel_rows, channel_senders, channel_names, channel_froms, channel_ends
             FROM (
                 SELECT i.sender, i.channel, min(i.from_offset) AS from_offset, max(i.to_offset) AS to_offset,
                        bool_and(coalesce(i.before_to, i.from_offset) = i.from_offset) AS chained
@@ -260,11 +275,12 @@ BEGIN
                 ORDER BY keys[n];
             END IF;
             IF sent.moves IS NOT NULL THEN
-                -- The place of a row is that of its version: one that was moved since it was compared is not found.
+                -- The place of a row is that of its version. Where another session moves the row meanwhile, only newer
+                -- Postgres versions compare the place again after waiting, so the position is compared too.
                 UPDATE channels c
                 SET position = m.to_offset, receiver_id = sent.receiver, moved_at = clock_timestamp()
-                FROM unnest(channel_rows, channel_ends) AS m(place, to_offset)
-                WHERE c.ctid = m.place;
+                FROM unnest(channel_rows, channel_froms, channel_ends) AS m(place, from_offset, to_offset)
+                WHERE c.ctid = m.place AND c.position = m.from_offset;
                 GET DIAGNOSTICS moved = ROW_COUNT;
                 IF moved < cardinality(channel_rows) THEN
                     INSERT INTO channels (stream_id, sender, channel, position, receiver_id)

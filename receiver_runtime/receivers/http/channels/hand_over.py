@@ -183,6 +183,8 @@ class ChannelHandOver:
         with self._changed:
             self._failed = error
             new, self._new = self._new, []
+        # Some may have their outcomes already, if an error came before these were passed on.
+        self._requests.send_answers()
         self._blocks.give_up()
         self._on_failed(error, [*self._requests.unanswered(), *new])
         with self._changed:
@@ -234,7 +236,7 @@ class _RequestsInOrder:
             for part in parts:
                 self._place(part)
         self._ledger.forget_idle()
-        self._send_answers()
+        self.send_answers()
 
     def place_again(self, parts: Sequence[ChannelPart]) -> None:
         """Place parts of refused blocks, and all that is ready, by the positions that the driver log has now."""
@@ -247,7 +249,7 @@ class _RequestsInOrder:
         for part in (*again, *waiting):
             if not part.request.is_answered:
                 self._place(part)
-        self._send_answers()
+        self.send_answers()
 
     def next_parts(self) -> list[ChannelPart]:
         """Return the parts of the next block, at least one: as many rows and bytes as it may have."""
@@ -270,6 +272,7 @@ class _RequestsInOrder:
                     break
                 if rows > 1:
                     part = part.cut(max(1, fitting))
+                    self._ledger.divide(part.request.channel)
                 else:
                     self.ready.popleft()
             parts.append(part)
@@ -287,11 +290,11 @@ class _RequestsInOrder:
             channel = ChannelKey(move.sender, move.channel)
             for part in self._waiting.pop(channel, ()):
                 if part.end <= move.to_offset:
-                    part.request.duplicates += part.end - part.begin
+                    part.request.duplicates += part.countable
                     self._end_part(part)
                 else:
                     self._waiting.setdefault(channel, []).append(part)
-        self._send_answers()
+        self.send_answers()
 
     def _ask(self, channels: Iterable[ChannelKey]) -> None:
         if asked := list(channels):
@@ -308,7 +311,7 @@ class _RequestsInOrder:
             position = ledger.registered(request.channel)
             self._answer(request, ChannelPositionError(position, f"the request begins at {part.begin}"))
         elif turn is Turn.STORED:
-            request.duplicates += part.end - part.begin
+            request.duplicates += part.countable
             self._end_part(part, is_taken=False)
         elif turn is Turn.TAKEN:
             ledger.take(request.channel, part.end)
@@ -339,7 +342,8 @@ class _RequestsInOrder:
             del self._unanswered[request]
             self._answers.append((request, outcome))
 
-    def _send_answers(self) -> None:
+    def send_answers(self) -> None:
+        """Pass on the outcomes that are known."""
         answers, self._answers = self._answers, []
         if answers:
             self._on_answers(answers)

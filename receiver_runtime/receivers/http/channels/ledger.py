@@ -84,6 +84,10 @@ class ChannelLedger:
         position.in_flight += 1
         self._positions[channel] = position
 
+    def divide(self, channel: ChannelKey) -> None:
+        """Count a range that was taken as two, because each part of it is settled by itself."""
+        self._positions[channel].in_flight += 1
+
     def settle(self, channel: ChannelKey, end: int) -> None:
         """Note that a range that was taken is registered."""
         position = self._positions[channel]

@@ -108,6 +108,13 @@ class ChannelPart:
     places: npt.NDArray[np.int64] | None = None
     #: Records that could not be parsed, and are still to be stored.
     letters: list[DeadLetter] = field(default_factory=list)
+    #: Whether its rows were checked, and its dead letters stored and counted.
+    is_checked: bool = False
+
+    @property
+    def countable(self) -> int:
+        """Return how many of its records are not counted as dead letters."""
+        return self.rows.count if self.is_checked else self.end - self.begin
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +134,7 @@ class ChannelPart:
         dropped = int(np.searchsorted(self._places(), offset))
         self.places = None if self.places is None else self.places[dropped:]
         self.rows = self.rows.of(dropped, self.rows.count - dropped)
-        self.request.duplicates += offset - self.begin
+        self.request.duplicates += dropped
         self.begin = offset
 
     def cut(self, rows: int) -> ChannelPart:
@@ -135,7 +142,12 @@ class ChannelPart:
         places = self.places
         middle = self.begin + rows if places is None else int(places[rows])
         head = ChannelPart(
-            self.request, self.begin, middle, self.rows.of(0, rows), None if places is None else places[:rows]
+            self.request,
+            self.begin,
+            middle,
+            self.rows.of(0, rows),
+            None if places is None else places[:rows],
+            is_checked=self.is_checked,
         )
         self.rows = self.rows.of(rows, self.rows.count - rows)
         self.places = None if places is None else places[rows:]
@@ -196,6 +208,7 @@ class ChannelBlock:
         for part in self.parts:
             letters += part.letters
             part.letters = []
+            part.is_checked = True
         if checked.invalid is not None:
             letters += checked.letters
             for part, invalid, of_part in self._divided(checked):

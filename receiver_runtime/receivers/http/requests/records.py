@@ -87,6 +87,14 @@ _CUT_BYTES = 2**16  # bytes of lines in another encoding that are cut before the
 _CHECK_EVERY = 1024  # how many records to cut before the time is checked again
 
 
+class NoRecordError(PushRefusedError):
+    """Correct the records: none of a request's is one. ``rejected`` has all of them."""
+
+    def __init__(self, status: int, why: str, rejected: Sequence[RejectedRecord]) -> None:
+        super().__init__(status, why)
+        self.rejected = rejected
+
+
 @dataclass(frozen=True, slots=True)
 class Plain:
     """Records of one content type, without keys of their own. They are a column where they were cut all at once."""
@@ -177,6 +185,8 @@ def _whole_json(form: str, text: JsonText, content_type: str | None, most_bytes:
     except PushRefusedError as error:
         if text.fault is not None and error.status == HTTPStatus.BAD_REQUEST:
             raise PushRefusedError(error.status, text.fault) from error
+        if isinstance(error, NoRecordError):
+            error.rejected = text.as_sent(error.rejected)
         raise
     return replace(found, rejected=text.as_sent(found.rejected)) if found.rejected else found
 
@@ -414,9 +424,8 @@ def _no_record(rejected: Sequence[RejectedRecord], name: str) -> PushRefusedErro
         found = "there are only blank lines" if name == "line" else "the array is empty"
         return PushRefusedError(400, f"body: {found}: send at least one record")
     is_large = all(one.reason is DeadLetterReason.RECORD_TOO_LARGE for one in rejected)
-    return PushRefusedError(
-        413 if is_large else 400, f"body: none of {len(rejected)} {name}s is a record; {rejected[0].why}: correct it"
-    )
+    why = f"body: none of {len(rejected)} {name}s is a record; {rejected[0].why}: correct it"
+    return NoRecordError(413 if is_large else 400, why, rejected)
 
 
 def lines_column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | None:

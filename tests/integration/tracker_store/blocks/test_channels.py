@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.driver_log.log import Log, block, claim_anew, give_segments, make_log
 from tracker_store.blocks.blocks import AddOutcome, ChannelMove, add_blocks
@@ -16,14 +18,14 @@ from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
+    from collections.abc import Sequence
 
     from tracker_store.blocks.blocks import AddResult, Claim, NewBlock
 
 
 @pytest.fixture
 def log(connection: sa.Connection) -> Log:
-    log = make_log(connection, receivers=3)
+    log = make_log(connection, receivers=4)
     give_segments(connection, *log.receiver_ids)
     return log
 
@@ -134,3 +136,61 @@ def test_receivers_that_move_the_same_channels_at_once_add_each_range_once(log: 
         assert begin == ends[name]
         ends[name] = end
     assert positions(log, *names) == [ends[name] for name in names]
+
+
+@pytest.fixture
+def slow_moves(log: Log) -> None:
+    """Make a session hold the rows of the channels that it moves for a while."""
+    log.connection.execute(
+        sa.text(
+            "CREATE FUNCTION forebay.wait_a_moment() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END$$"
+        )
+    )
+    log.connection.execute(
+        sa.text(
+            "CREATE TRIGGER wait_a_moment AFTER UPDATE ON forebay.channels "
+            "FOR EACH ROW EXECUTE FUNCTION forebay.wait_a_moment()"
+        )
+    )
+
+
+def at_once(engine: sa.Engine, *calls: Sequence[NewBlock]) -> list[list[AddOutcome] | str]:
+    """Make calls at the same time, each in a session; return their outcomes, or which error each met."""
+    begin = threading.Barrier(len(calls))
+
+    def call(blocks: Sequence[NewBlock]) -> list[AddOutcome] | str:
+        with connect(engine) as connection:
+            begin.wait()
+            try:
+                return [result.outcome for result in add_blocks(connection, blocks)]
+            except DriverLogUnavailableError as error:
+                return str(error)
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(call, calls))
+
+
+@pytest.mark.usefixtures("slow_moves")
+def test_of_two_receivers_that_move_a_channel_at_once_one_adds(log: Log, engine: sa.Engine) -> None:
+    """Check the race that Postgres versions decide differently, whose update by a row's place waited for another."""
+    first, second = (claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids[:2])
+    assert outcomes(log, moved(first, 2, move("a", 0, 5))) == [AddOutcome.ADDED]
+    found = at_once(engine, [moved(first, 3, move("a", 5, 9))], [moved(second, 2, move("a", 5, 9))])
+    assert found.count([AddOutcome.ADDED]) == 1
+    assert positions(log, "a") == [9]
+
+
+@pytest.mark.usefixtures("slow_moves")
+def test_calls_that_move_channels_in_different_orders_do_not_deadlock(log: Log, engine: sa.Engine) -> None:
+    a, b = move("a", 0, 5), move("z", 0, 5)
+    claims = [claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids]
+    assert outcomes(log, moved(claims[0], 2, a, b)) == [AddOutcome.ADDED]
+    a, b = move("a", 5, 6), move("z", 5, 6)
+    found = at_once(
+        engine,
+        [moved(claims[0], 3, b), moved(claims[1], 2, a)],
+        [moved(claims[2], 2, a), moved(claims[3], 2, b)],
+    )
+    conflicts = [AddOutcome.CHANNEL_CONFLICT] * 2
+    assert sorted(found, key=str) == sorted([[AddOutcome.ADDED] * 2, conflicts], key=str)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from tracker_store.blocks.blocks import ChannelMove
+
 A, B, C = (ChannelKey("", name) for name in "abc")
 # Of each of so many records one is no UTF-8, and becomes a dead letter.
 BAD = 7
@@ -144,8 +146,9 @@ def test_a_channel_that_another_receiver_has_moved_is_asked_for_again(running: R
     # It is not ahead of its turn, though this receiver thought so.
     assert running.done(request(A, 5, 6)) == [(1, 0)]
     log.register_elsewhere(A, 2)
-    # The block is refused, and stored again without what the driver log has; its neighbour is not affected.
-    assert running.done(request(A, 6, 9), request(B, 3, 4), request(A, 9, 10)) == [(1, 2), (1, 0), (1, 0)]
+    # The block is refused, and stored again without what the driver log has; its neighbour is not affected. One record
+    # that the driver log has is a dead letter here, and counts as that alone.
+    assert running.done(request(A, 6, 9), request(B, 3, 4), request(A, 9, 10)) == [(1, 1), (1, 0), (1, 0)]
     log.register_elsewhere(A, 5)
     assert running.done(request(A, 10, 13), request(B, 4, 5)) == [(0, 3), (1, 0)]
     assert log.conflicts == 2
@@ -190,6 +193,65 @@ def test_a_large_request_is_cut_into_blocks(tmp_path: Path, log: ChannelBlockLog
         running.hand_over.close()
 
 
+def test_after_a_cut_request_its_channel_is_asked_for_again(tmp_path: Path, log: ChannelBlockLog) -> None:
+    with rig(tmp_path, HandReceiver(), log=log, max_block_bytes=2000) as one:
+        running = Running(one, log)
+        assert running.done(request(A, 0, 500)) == [(500 - 500 // BAD, 0)]
+        log.register_elsewhere(A, 6)
+        assert running.done(request(A, 506, 508)) == [(2, 0)]
+        running.hand_over.close()
+
+
+def test_a_ledger_is_idle_when_each_part_of_a_range_is_settled() -> None:
+    ledger = ChannelLedger()
+    ledger.know(A, 0)
+    ledger.take(A, 4)
+    ledger.divide(A)
+    ledger.settle(A, 2)
+    assert not ledger.is_idle(A)
+    ledger.settle(A, 4)
+    assert ledger.is_idle(A)
+
+
+def test_a_first_request_has_no_duplicates_if_an_answer_is_lost(
+    running: Running, log: ChannelBlockLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check blocks, and moves of dead letters alone: a sender would take duplicates for another sender's records."""
+    bad = BAD - 1
+    log.lose_answers = 1
+    assert running.done(request(A, 0, bad)) == [(bad, 0)]
+    move = log.move_channels
+
+    def lost(moves: Sequence[ChannelMove]) -> bool:
+        move(moves)
+        return move(moves)
+
+    monkeypatch.setattr(log, "move_channels", lost)
+    alone = request(A, bad, bad + 1)
+    assert running.done(alone) == [(0, 0)]
+    assert list(running.answer(alone).misfits) == [0]  # type: ignore[union-attr]
+    assert running.done(request(B, 0, 2, rejected=2)) == [(0, 0)]
+    # It comes again.
+    assert running.done(request(A, bad, bad + 1), request(B, 0, 2, rejected=2)) == [(0, 1), (0, 2)]
+
+
+def test_a_failure_keeps_no_outcome_back(
+    running: Running, log: ChannelBlockLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check requests of one call: one is stored, and the other's channel can't be asked for."""
+    assert running.done(request(A, 0, 3), request(B, 0, 3)) == [(3, 0), (3, 0)]
+
+    def fail(channels: Sequence[ChannelKey], *, wait: bool = True) -> list[int]:
+        del channels, wait
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(log, "channel_positions", fail)
+    stored, ahead = request(A, 0, 3), request(B, 5, 6)
+    running.hand_over.submit([stored, ahead])
+    eventually(lambda: running.failed == [ahead], "the failure")
+    assert running.answer(stored) == ChannelOutcome(0, 3, {}, 3)
+
+
 def test_keys_and_channels_do_not_refuse_each_other(running: Running, log: ChannelBlockLog) -> None:
     keyed = KeyedHandOver(running.rig.attached)
     log.keys.add("known")
@@ -201,7 +263,9 @@ def test_keys_and_channels_do_not_refuse_each_other(running: Running, log: Chann
         some = [request(A, 2 * n - 1, 2 * n + 1), request(B, n - 1, n)]
         running.hand_over.submit(some)
         outcomes = [running.answer(one) for one in some]
-        assert [outcome.duplicates for outcome in outcomes if isinstance(outcome, ChannelOutcome)] == [1, 0]
+        done = [outcome for outcome in outcomes if isinstance(outcome, ChannelOutcome)]
+        assert done[1].duplicates == 0
+        assert sum(outcome.added + outcome.duplicates + len(outcome.misfits) for outcome in done) == 3
         assert (first.result(30).duplicates, second.result(30).added) == (1, 1)
     keyed.close()
     assert log.conflicts

@@ -49,9 +49,22 @@ def test_a_large_request_and_one_with_bad_lines_count_as_a_small_one(one: Listen
     status, offset, answer = said(send(one, "bad", 2, b'{"a": 3}\n{"a": \n{"a": 5}'))
     assert (status, offset) == (409, "3")
     assert "its dead letters have no offsets" in str(answer["detail"])
-    # Nothing readable: nothing is stored, and the position stays.
-    assert send(one, "bad", 3, b"{").status == 400
-    assert said(one.ask("GET", "/channels/bad"))[1] == "3"
+
+
+def test_a_request_without_a_readable_line_counts_too(one: Listening) -> None:
+    letters = len(one.rig.dead_letters())
+    for offset, body, end in ((0, b"{", "1"), (1, b'{"a": \n\xff\n[', "4"), (0, b"{", "4")):
+        status, position, answer = said(send(one, "unreadable", offset, body))
+        assert (status, position, answer["records"]) == (200, end, 0)
+    assert [data for _, _, data in one.rig.dead_letters()[letters:]] == [b"{", b'{"a":', b"\xff", b"["]
+    assert said(send(one, "unreadable", 4, b"5"))[1:] == ("5", {"records": 1, "duplicates": 0})
+    # Nobody knows how many records these are: nothing is stored, and the position stays.
+    assert [send(one, "unreadable", 5, body).status for body in (b"", b"\n \n")] == [400, 400]
+    document = one.post(b'[{"a": 1}, {"a"', {**JSON, "Forebay-Channel": "unreadable", "Forebay-Offset": "5"})
+    assert document.status == 400
+    # Of no channel: refused.
+    assert one.post(b"{", LINES).status == 400
+    assert said(one.ask("GET", "/channels/unreadable"))[1] == "5"
 
 
 @pytest.mark.parametrize("body", [b"[1, 2, 3]", b'[1, {"a": [2]}, "3"]'])
