@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.client.errors import SpoolDamagedError
+from forebay.client.spool_state import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,11 +74,17 @@ class Segment:
 
     @classmethod
     def create(cls, folder: Path, first: int) -> Segment:
-        """Create an empty segment."""
+        """Create an empty segment, and have its name on the disk. Raises OSError: there is none."""
         path = path_of(folder, first)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         segment = cls(path, first, descriptor)
-        segment._write_magic()
+        try:
+            segment._write_magic()
+            sync_folder(folder)
+        except BaseException:
+            # What stays would be in the way when it is tried again.
+            segment.remove()
+            raise
         return segment
 
     @classmethod
@@ -177,7 +184,8 @@ class Segment:
         self.is_broken = False
 
     def _write_magic(self) -> None:
-        os.pwrite(self.descriptor, _MAGIC, 0)
+        if (written := os.pwrite(self.descriptor, _MAGIC, 0)) < len(_MAGIC):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(_MAGIC)} bytes were written", str(self.path))
         self.size = EMPTY_BYTES
 
 
