@@ -196,6 +196,25 @@ def test_a_full_disk_takes_no_part_of_a_record(tmp_path: Path, monkeypatch: pyte
     spool.close()
 
 
+@pytest.mark.parametrize("at", [8, 9, 13, 16, 20, 21])
+def test_damage_before_whole_records_is_named_and_nothing_is_cut(tmp_path: Path, at: int) -> None:
+    spool = opened(tmp_path)
+    for number in range(20):
+        spool.append(b"%d\n" % number, 1)
+    spool.close()
+    [segment] = tmp_path.glob("*.records")
+    data = bytearray(segment.read_bytes())
+    data[at] ^= 1
+    segment.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(SpoolDamagedError, match=f"is damaged at byte 8, record 0, .*truncate -s 8 {segment}"):
+            opened(tmp_path)
+    assert segment.read_bytes() == data
+    # The way out that the error names.
+    os.truncate(segment, 8)
+    opened(tmp_path).close()
+
+
 def test_a_disk_that_is_full_at_a_rotation_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = opened(tmp_path)
     record = b'"%s"\n' % (b"x" * 6000)
