@@ -27,7 +27,8 @@ class RefusedRecords:
         self.path = folder / NAME
         self.count = 0
         self.size = 0
-        self._last: int | None = None
+        # The index and the record of the last line.
+        self._last: tuple[int, bytes] | None = None
         try:
             with self.path.open("rb+") as file:
                 for line in file:
@@ -35,22 +36,26 @@ class RefusedRecords:
                         # A kill cut it short: the record is still in the spool, and is refused again.
                         file.truncate(self.size)
                         break
-                    self._last = json.loads(line)["index"]
+                    self._last = _kept(json.loads(line))
                     self.size += len(line)
                     self.count += 1
         except FileNotFoundError:
             pass
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SpoolDamagedError(
                 f"{self.path}, line {self.count + 1}, is none of a refused record: {error}: move it away"
             ) from error
 
+    def notice_removal(self) -> None:
+        """Count none if the file is gone: somebody has dealt with its records."""
+        if not self.path.exists():
+            self.count, self.size, self._last = 0, 0, None
+
     def add(self, index: int, status: int, reason: str, record: bytes) -> None:
         """Keep a record durably, unless it was kept before a kill. Raises OSError."""
-        if not self.path.exists():
-            # Somebody has dealt with those before.
-            self.count, self.size, self._last = 0, 0, None
-        if self._last == index:
+        self.notice_removal()
+        # The indexes begin again if the spool has lost its segments: then another record may have this one.
+        if self._last == (index, record):
             return
         kept: dict[str, object] = {
             "index": index,
@@ -71,4 +76,10 @@ class RefusedRecords:
             os.fsync(file.fileno())
         self.size += len(line)
         self.count += 1
-        self._last = index
+        self._last = index, record
+
+
+def _kept(line: dict[str, str]) -> tuple[int, bytes]:
+    """Return the index and the record of a line. Raises if it is none of this file."""
+    record = line["record"].encode() if "record" in line else base64.b64decode(line["record_base64"])
+    return int(line["index"]), record

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import struct
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.client.errors import SpoolDamagedError
+from forebay.client.spool_state import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +28,7 @@ _HEAD = struct.Struct("<III")
 _SEED = 0x466F7265  # zeros, which a power cut leaves, are no frame
 HEAD_BYTES = _HEAD.size
 EMPTY_BYTES = len(_MAGIC)
+_MOST_CHECKED_BYTES = 2**28  # how many bytes the search for a frame behind damage reads at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,17 @@ class Segment:
 
     @classmethod
     def create(cls, folder: Path, first: int) -> Segment:
-        """Create an empty segment."""
+        """Create an empty segment, and have its name on the disk. Raises OSError: there is none."""
         path = path_of(folder, first)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         segment = cls(path, first, descriptor)
-        segment._write_magic()
+        try:
+            segment._write_magic()
+            sync_folder(folder)
+        except BaseException:
+            # What stays would be in the way when it is tried again.
+            segment.remove()
+            raise
         return segment
 
     @classmethod
@@ -91,7 +100,7 @@ class Segment:
         """Find the end of the last whole frame, and cut what follows. Return the number of bytes that were cut.
 
         Raises:
-            SpoolDamagedError: the file is no segment.
+            SpoolDamagedError: the file is no segment, or what follows has whole frames, so it is no torn tail.
         """
         data = os.pread(self.descriptor, self.size, 0)
         if not data.startswith(_MAGIC):
@@ -106,6 +115,11 @@ class Segment:
             at = frame.at + HEAD_BYTES + frame.length
         torn = self.size - at
         if torn:
+            if _has_frame(data[at:]):
+                raise SpoolDamagedError(
+                    f"{self.path} is damaged at byte {at}, record {self.end}, and has whole records behind it: restore "
+                    f"the file, or cut it there, which deletes them (truncate -s {at} {self.path})"
+                )
             os.ftruncate(self.descriptor, at)
             os.fsync(self.descriptor)
         self.size = at
@@ -177,8 +191,25 @@ class Segment:
         self.is_broken = False
 
     def _write_magic(self) -> None:
-        os.pwrite(self.descriptor, _MAGIC, 0)
+        if (written := os.pwrite(self.descriptor, _MAGIC, 0)) < len(_MAGIC):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(_MAGIC)} bytes were written", str(self.path))
         self.size = EMPTY_BYTES
+
+
+def _has_frame(tail: bytes) -> bool:
+    """Return whether a whole frame is anywhere in bytes that do not begin with one."""
+    # Length and count of a frame are at most the size of the tail, which bounds their highest bytes.
+    highest = b"[\\x00-\\x%02x]" % min(len(tail) >> 24, 0xFF)
+    heads = re.compile(rb"(?=...%b(?!\0{4})...%b....)" % (highest, highest), re.DOTALL)
+    checked = 0
+    for head in heads.finditer(tail):
+        length, count, _ = _HEAD.unpack_from(tail, head.start())
+        if 0 < count <= length <= len(tail) - head.start() - HEAD_BYTES:
+            checked += length
+            # What makes so many checks is no torn record.
+            if checked > _MOST_CHECKED_BYTES or next(_frames(tail, head.start(), 0), None):
+                return True
+    return False
 
 
 def _frames(data: bytes, at: int, index: int, *, at_zero: bool = False) -> Iterator[Frame]:

@@ -7,6 +7,7 @@ is not acknowledged.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from bisect import bisect_right
@@ -52,7 +53,7 @@ class Spool:
         self._segment_bytes = min(_SEGMENT_BYTES, most_bytes // _SEGMENTS)
         self._sync_lock = threading.Lock()
         self._broken: SpoolDamagedError | None = None
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(folder)
         self._lock = locked(folder)
         try:
             self.refused = RefusedRecords(folder)
@@ -194,7 +195,9 @@ class Spool:
         with self._sync_lock, self.changed:
             try:
                 if self._broken is None and self.first < self.end == self.acknowledged:
-                    self._rotate()
+                    # On a full disk the segment stays: its records are found to be registered.
+                    with contextlib.suppress(OSError):
+                        self._rotate()
             finally:
                 for segment in self._segments:
                     segment.close()
@@ -213,7 +216,6 @@ class Spool:
         self._synced = active.end
         self._segments.append(Segment.create(self.folder, active.end))
         self._segment_sizes += active.size
-        sync_folder(self.folder)
         self._delete_acknowledged()
 
     def _delete_acknowledged(self) -> None:
@@ -234,3 +236,11 @@ class Spool:
     def _break(self, why: str) -> NoReturn:
         self._broken = SpoolDamagedError(f"{why}: close the sender, mend the disk, and open it again")
         raise self._broken
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, and have their names on the disk."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for one in missing:
+        sync_folder(one.parent)

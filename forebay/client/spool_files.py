@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forebay.client.errors import SpoolDamagedError, SpoolLockedError
 from forebay.client.segment import SUFFIX, Segment, first_of
-from forebay.client.spool_state import SpoolState, read_state, sync_folder
+from forebay.client.spool_state import SpoolState, read_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +44,7 @@ def opened(folder: Path, channel: str, records: str) -> tuple[SpoolState, list[S
             _log.warning("%s has no records any more: it goes on where its channel is", folder)
         state = SpoolState(channel, records)
         state.write(folder)
-        segments = [Segment.create(folder, 0)]
-        sync_folder(folder)
-        return state, segments
+        return state, [Segment.create(folder, 0)]
     if state is None:
         raise SpoolDamagedError(
             f"{folder} has records, and no state.json: restore it, or move the spool away and use another one"

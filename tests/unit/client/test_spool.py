@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from forebay.client import spool as spool_module
 from forebay.client.errors import RecordRefusedError, SpoolDamagedError, SpoolFullError, SpoolLockedError
 from forebay.client.framing import JsonLines
 from forebay.client.segment import frame_of
@@ -195,6 +196,44 @@ def test_a_full_disk_takes_no_part_of_a_record(tmp_path: Path, monkeypatch: pyte
     spool.close()
 
 
+@pytest.mark.parametrize("at", [8, 9, 13, 16, 20, 21])
+def test_damage_before_whole_records_is_named_and_nothing_is_cut(tmp_path: Path, at: int) -> None:
+    spool = opened(tmp_path)
+    for number in range(20):
+        spool.append(b"%d\n" % number, 1)
+    spool.close()
+    [segment] = tmp_path.glob("*.records")
+    data = bytearray(segment.read_bytes())
+    data[at] ^= 1
+    segment.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(SpoolDamagedError, match=f"is damaged at byte 8, record 0, .*truncate -s 8 {segment}"):
+            opened(tmp_path)
+    assert segment.read_bytes() == data
+    # The way out that the error names.
+    os.truncate(segment, 8)
+    opened(tmp_path).close()
+
+
+def test_a_disk_that_is_full_at_a_rotation_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = opened(tmp_path)
+    record = b'"%s"\n' % (b"x" * 6000)
+    for _ in range(2):
+        spool.append(record, 1)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for written in (0, 3):
+        monkeypatch.setattr(os, "pwrite", lambda *_, written=written: written)
+        with pytest.raises(OSError, match="of 8 bytes were written"):
+            spool.append(record, 1)
+        monkeypatch.undo()
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert spool.append(record, 1) == 3
+    spool.close()
+    again = opened(tmp_path)
+    assert len(records_of(again, 0)) == 3
+    again.close()
+
+
 def test_a_failed_sync_is_never_taken_for_a_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = opened(tmp_path)
     spool.append(b"1\n", 1)
@@ -309,3 +348,24 @@ def test_a_refused_record_is_kept_once_also_if_a_kill_came_before_the_state(tmp_
     again.close()
     [line] = (tmp_path / "b" / "refused.jsonl").read_text().splitlines()
     assert json.loads(line)["record_base64"] == "/w=="
+
+
+def test_a_refused_record_with_the_index_of_another_is_kept(tmp_path: Path) -> None:
+    for record in (b"1", b"2"):
+        spool = opened(tmp_path)
+        spool.bind(0)
+        spool.append(record + b"\n", 1)
+        spool.set_aside(0, 400, "why", record)
+        spool.close()
+        # Its records are lost, so that their indexes begin again.
+        for path in tmp_path.glob("*.records"):
+            path.unlink()
+    assert [json.loads(line)["record"] for line in (tmp_path / "refused.jsonl").read_text().splitlines()] == ["1", "2"]
+
+
+def test_the_names_of_new_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(spool_module, "sync_folder", lambda folder: synced.append(folder.relative_to(tmp_path).name))
+    for _ in range(2):
+        opened(tmp_path / "a" / "b").close()
+    assert synced == ["a", ""]
