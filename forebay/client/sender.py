@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Literal, Self
 from forebay.client.batch_size import BatchLimits
 from forebay.client.channel_requests import ChannelRequests
 from forebay.client.delivery import Delivery
-from forebay.client.errors import FlushTimeoutError, RecordRefusedError, SenderClosedError, SpoolFullError
+from forebay.client.errors import (
+    FlushTimeoutError,
+    InputOpenError,
+    RecordRefusedError,
+    SenderClosedError,
+    SpoolFullError,
+)
 from forebay.client.framing import FRAMINGS
 from forebay.client.spool import Spool
 
@@ -221,7 +227,7 @@ class Sender:
             raise SenderClosedError(f"{self._spool.folder} is closed: open another sender")
         status = self.status()
         raise FlushTimeoutError(
-            f"{status.waiting} records of channel {self._channel} are not registered after {timeout} s: "
+            f"{status.waiting} records of channel {self._channel} are not registered after {timeout or 0:g} s: "
             f"{status.last_error or 'there is no answer yet'}: they stay in {self._spool.folder}, and are sent again"
         )
 
@@ -240,6 +246,42 @@ class Sender:
                 spool_bytes=spool.used_bytes,
                 last_error=self._delivery.last_error if failure is None else str(failure),
             )
+
+    def begin_input(self, *, resume: bool = False, abandon: bool = False) -> int:
+        """Note durably that an input is being read, and return how many of its records the spool has already taken.
+
+        An input is a sequence of records that its reader can read again from the first one, such as a file.
+
+        Args:
+            resume: the input is the last one.
+            abandon: begin another one even if the last one was not read to its end.
+
+        Raises:
+            InputOpenError: it was not, and neither is given.
+            OSError: it could not be noted.
+        """
+        spool = self._spool
+        with spool.changed:
+            state = spool.state
+            if not resume:
+                if state.is_input_open and not abandon:
+                    raise InputOpenError(
+                        f"{spool.folder} has taken {spool.end - state.input_from} records of an input that was not "
+                        "read to its end"
+                    )
+                state.input_from = spool.end
+            # A spool that lost its segments begins again at 0.
+            passed = max(0, spool.end - state.input_from)
+            state.is_input_open = True
+            state.write(spool.folder)
+            return passed
+
+    def end_input(self) -> None:
+        """Note durably that all records of the input are spooled. Raises SendError, and OSError."""
+        self._spool.sync()
+        with self._spool.changed:
+            self._spool.state.is_input_open = False
+            self._spool.state.write(self._spool.folder)
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Wait until the records are registered, at most `timeout` seconds, and close. The others stay in the spool."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from forebay.client import FlushTimeoutError, RecordRefusedError, Sender, SendError
+from forebay.client import FlushTimeoutError, InputOpenError, RecordRefusedError, Sender, SendError
 from forebay.client.framing import JsonLines
 
 if TYPE_CHECKING:
@@ -46,7 +46,16 @@ def send(
         typer.Option(metavar="NAME", help='Send each line of text as an object, {"NAME": "the line"}.'),
     ] = None,
     resume: Annotated[  # noqa: FBT002
-        bool, typer.Option("--resume", help="Pass over as many lines as the spool has taken: the input is the same.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the last input: skip as many of its lines as the spool has taken from it."
+        ),
+    ] = False,
+    new_input: Annotated[  # noqa: FBT002
+        bool, typer.Option("--new-input", help="Take another input, even if the last one was not read to its end.")
+    ] = False,
+    complete: Annotated[  # noqa: FBT002
+        bool, typer.Option("--complete", help="Take a last line without a line break, whatever it holds.")
     ] = False,
     timeout: Annotated[
         float | None,
@@ -57,11 +66,16 @@ def send(
     """Send lines of JSON to an HTTP source, each once, whatever is killed in between.
 
     A line is first in the spool, a folder on this host, and stays there until the receiver has registered it. Without
-    a receiver the spool grows, up to 1 GiB; the next `forebay send` with the same spool and channel goes on. Blank
-    lines are passed over. A line that is no JSON is named, left out, and makes the exit code 1.
+    a receiver the spool grows, up to 1 GiB; the next `forebay send` with the same spool and channel goes on sending
+    what the spool holds. Blank lines are left out. A line that does not begin as JSON does is named, left out, and
+    makes the exit code 1.
 
-    If it was killed, run the same command with --resume: it passes over the lines that the spool took before. A token
-    for the source is in the variable FOREBAY_SEND_TOKEN.
+    If it was killed, run the same command with --resume and the same input from its first line: it skips the lines
+    that the spool has taken. Without --resume an input is taken from its first line; this is refused while the last
+    input was not read to its end. A last line without a line break may be half written: it is taken if it is a whole
+    JSON value, or with --complete. Otherwise it is named and left out, and the exit code is 1.
+
+    A token for the source is in the variable FOREBAY_SEND_TOKEN.
 
     For example:
 
@@ -75,10 +89,12 @@ def send(
             sender = stack.enter_context(
                 Sender(url, channel=channel, spool=spool, token=os.environ.get(_TOKEN) or None)
             )
-            lines = _Lines(sender, field, to_pass=sender.status().taken if resume else 0)
-            _send_all(sender, lines, file, timeout)
+            lines = _Lines(sender, field, to_pass=sender.begin_input(resume=resume, abandon=new_input))
+            _send_all(sender, lines, file, timeout, complete=complete)
         except FlushTimeoutError as error:
-            raise CommandError(f"{error} when you run it again") from error
+            raise CommandError(f"{error} when you run it again with --resume") from error
+        except InputOpenError as error:
+            raise CommandError(f"{error}: add --resume to continue it, or --new-input to take another one") from error
         except (SendError, ValueError, OSError) as error:
             raise CommandError(str(error)) from error
     status = sender.status()
@@ -88,13 +104,17 @@ def send(
         _say(sender)
     if status.refused:
         typer.echo(f"{status.refused} lines were refused by the receiver: see {spool}/refused.jsonl", err=True)
-    if lines.left_out or status.refused:
+    if lines.left_out or lines.held_back or status.refused:
         raise typer.Exit(1)
 
 
-def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | None) -> None:
+def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | None, *, complete: bool) -> None:
     try:
-        lines.read(file)
+        lines.read(file, complete=complete)
+        if lines.passed:
+            typer.echo(f"{lines.passed:,} lines skipped", err=True)
+        if not lines.held_back:
+            sender.end_input()
         _wait_registered(sender, timeout)
     except KeyboardInterrupt:
         _say(sender)
@@ -109,14 +129,17 @@ class _Lines:
         self._sender = sender
         self._field = field
         self._to_pass = to_pass
+        self._taken_before = to_pass
         self._number = 0
         self._said_at = time.monotonic()
         #: Lines that the spool had taken before; lines that can't be sent.
         self.passed = 0
         self.left_out = 0
+        #: Whether the last line may be half written.
+        self.held_back = False
 
-    def read(self, file: BinaryIO) -> None:
-        """Take all lines of a file, as they come."""
+    def read(self, file: BinaryIO, *, complete: bool) -> None:
+        """Take all lines of a file, as they come; a last one without a line break only if it is whole."""
         rest = b""
         while data := file.read1(_READ_BYTES):  # type: ignore[attr-defined]
             *lines, rest = (rest + data).split(b"\n")
@@ -128,7 +151,20 @@ class _Lines:
             if time.monotonic() - self._said_at > _SAY_SECONDS:
                 self._said_at = time.monotonic()
                 _say(self._sender)
-        self._take([rest])
+        if complete or not rest.strip(_BLANKS) or (self._field is None and _is_whole(rest)):
+            self._take([rest])
+        else:
+            self.held_back = True
+            typer.echo(
+                f"line {self._number + 1} is left out: the input ends within it, without a line break: continue the "
+                "input with --resume, and with --complete if the line is whole",
+                err=True,
+            )
+        if self._to_pass:
+            raise CommandError(
+                f"the input has {self.passed} lines that can be sent, and the spool has taken {self._taken_before} "
+                "from the last input: give the same input from its first line, or --new-input without --resume"
+            )
 
     def _take(self, lines: list[bytes]) -> None:
         records = list(self._records(lines))
@@ -153,6 +189,14 @@ class _Lines:
                 typer.echo(f"line {self._number} is left out: {error}", err=True)
                 continue
             yield record
+
+
+def _is_whole(line: bytes) -> bool:
+    """Return whether a line is a JSON value to which nothing can be added: a number could have further digits."""
+    try:
+        return not isinstance(json.loads(line), int | float) or line.strip(_BLANKS) in {b"true", b"false"}
+    except (ValueError, RecursionError):
+        return False
 
 
 def _wrapped(field: str, line: bytes) -> bytes:
