@@ -33,6 +33,8 @@ _REFUSES_RECORDS = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
 _NOT_A_CHANNEL = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
+# Of the question for the position: as above, or the stream takes no channels.
+_NO_POSITION = _NOT_A_CHANNEL | {HTTPStatus.BAD_REQUEST}
 
 
 class Delivery:
@@ -158,11 +160,8 @@ class Delivery:
         if answer.status == HTTPStatus.OK:
             self._answered_well()
             return answer.offset
-        if answer.status in _NOT_A_CHANNEL:
-            raise RequestRefusedError(
-                f"the receiver knows no channels at this URL ({answer.status}: {answer.reason}): give the stream's, "
-                "as http://host:8080/v1/STREAM, of an Http source of a version that has channels"
-            )
+        if answer.status in _NO_POSITION:
+            raise _no_channels(answer)
         self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
         return None
 
@@ -206,6 +205,8 @@ class Delivery:
             self._go_on_from(answer.offset, offset, answer)
         elif answer.status in _REFUSES_RECORDS:
             self._refused(batch, offset, answer)
+        elif answer.status in _NOT_A_CHANNEL:
+            raise _no_channels(answer)
         else:
             self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
 
@@ -295,3 +296,10 @@ class Delivery:
             self.last_error = why
             _log.info("%s: %s: sends again in %.1f s", self._spool.folder, why, seconds)
             self._spool.changed.wait_for(lambda: self._is_stopped, max(0.0, deadline - time.monotonic()))
+
+
+def _no_channels(answer: Answer) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"there are no channels at this URL ({answer.status}: {answer.reason}): give the stream's, as "
+        "http://host:8080/v1/STREAM, of an Http source that takes channels"
+    )

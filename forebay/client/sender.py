@@ -266,12 +266,12 @@ class Sender:
             if not resume:
                 if state.is_input_open and not abandon:
                     raise InputOpenError(
-                        f"{spool.folder} has taken {spool.end - state.input_from} records of an input that was not "
+                        f"{spool.folder} has taken {spool.end - state.input_first} records of an input that was not "
                         "read to its end"
                     )
-                state.input_from = spool.end
+                state.input_first = spool.end
             # A spool that lost its segments begins again at 0.
-            passed = max(0, spool.end - state.input_from)
+            passed = max(0, spool.end - state.input_first)
             state.is_input_open = True
             state.write(spool.folder)
             return passed

@@ -34,7 +34,7 @@ class SpoolState:
         unsent_from: the index from which on no record was ever sent. None: all may have been.
         doubted: first and end of records that the receiver had before they were sent: its owner must decide whether
             they are these. Empty: none.
-        input_from: the index of the first record of the last input, whose lines `forebay send` took.
+        input_first: the index of the first record of the last input, whose lines `forebay send` took.
         is_input_open: whether that input was not read to its end.
     """
 
@@ -44,7 +44,7 @@ class SpoolState:
     refused: list[int] = field(default_factory=list)
     unsent_from: int | None = 0
     doubted: list[int] = field(default_factory=list)
-    input_from: int = 0
+    input_first: int = 0
     is_input_open: bool = False
 
     def offset_of(self, index: int) -> int:
@@ -110,7 +110,7 @@ def _check(state: SpoolState) -> None:
         raise TypeError("it has other types")
     if not isinstance(state.is_input_open, bool):
         raise TypeError("is_input_open is neither true nor false")
-    numbers = [number for number in (state.shift, state.unsent_from, state.input_from) if number is not None]
+    numbers = [number for number in (state.shift, state.unsent_from, state.input_first) if number is not None]
     numbers += state.refused + state.doubted
     if any(type(number) is not int or abs(number) >= _MOST_OFFSET for number in numbers):
         raise TypeError("a number is none")
