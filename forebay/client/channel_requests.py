@@ -110,6 +110,11 @@ class ChannelRequests:
             known = f"{parts.username}:{parts.password or ''}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(known).decode()}"
 
+    @property
+    def path(self) -> str:
+        """Return the URL's path, which names the stream."""
+        return self._path
+
     def position(self) -> Answer:
         """Ask which offset the channel expects next.
 

@@ -227,6 +227,10 @@ class Delivery:
         self._size.on_taken()
         self._answered_well()
         self._move_to(answer.offset)
+        with self._spool.changed:
+            if self._spool.state.path != self._requests.path:
+                self._spool.state.path = self._requests.path
+                self._spool.state.write(self._spool.folder)
 
     def _go_on_from(self, position: int, offset: int, answer: Answer) -> None:
         """Go on where the receiver is."""

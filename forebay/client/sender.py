@@ -16,6 +16,7 @@ from forebay.client.batch_size import BatchLimits
 from forebay.client.channel_requests import ChannelRequests
 from forebay.client.delivery import Delivery
 from forebay.client.errors import (
+    ChannelMismatchError,
     FlushTimeoutError,
     InputOpenError,
     RecordRefusedError,
@@ -125,6 +126,7 @@ class Sender:
         ValueError: an argument is wrong.
         SpoolLockedError: the spool is open already.
         SpoolDamagedError: the spool is not as it was written, or of another channel.
+        ChannelMismatchError: its records were registered at another URL's path.
         OSError: the folder can't be used.
     """
 
@@ -155,6 +157,14 @@ class Sender:
         self._fsync = fsync
         self._limits = limits
         self._spool = Spool(Path(spool), channel, self._framing, most_bytes=limits.spool_bytes)
+        known = self._spool.state.path
+        if on_mismatch == "error" and known not in {"", requests.path}:
+            self._spool.close()
+            raise ChannelMismatchError(
+                f"{spool} holds records of {known}, and the URL's path is {requests.path}: give that stream's URL, "
+                "or another spool; if it is the same stream at another path, open the sender once with "
+                'on_mismatch="resend" (--on-mismatch resend)'
+            )
         self._delivery = Delivery(
             self._spool,
             requests,

@@ -19,6 +19,7 @@ import typer
 from forebay.cli.terminal.failures import CommandError, clear_errors
 from forebay.client import FlushTimeoutError, InputOpenError, RecordRefusedError, Sender, SendError
 from forebay.client.framing import JsonLines
+from forebay.client.meeting import OnMismatch  # noqa: TC001  Typer reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,14 @@ def send(
     complete: Annotated[  # noqa: FBT002
         bool, typer.Option("--complete", help="Take a last line without a line break, whatever it holds.")
     ] = False,
+    on_mismatch: Annotated[
+        OnMismatch,
+        typer.Option(
+            metavar="CHOICE",
+            help="If spool and channel do not fit together: error, resend what the spool holds, or discard what may "
+            "have been sent.",
+        ),
+    ] = "error",
     timeout: Annotated[
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="How long to wait at the end until all is registered. [for ever]"),
@@ -87,12 +96,10 @@ def send(
         try:
             file = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
             sender = stack.enter_context(
-                Sender(url, channel=channel, spool=spool, token=os.environ.get(_TOKEN) or None)
+                Sender(url, channel=channel, spool=spool, token=os.environ.get(_TOKEN) or None, on_mismatch=on_mismatch)
             )
             lines = _Lines(sender, field, to_pass=sender.begin_input(resume=resume, abandon=new_input))
             _send_all(sender, lines, file, timeout, complete=complete)
-        except FlushTimeoutError as error:
-            raise CommandError(f"{error} when you run it again with --resume") from error
         except InputOpenError as error:
             raise CommandError(f"{error}: add --resume to continue it, or --new-input to take another one") from error
         except (SendError, ValueError, OSError) as error:
@@ -214,9 +221,14 @@ def _wait_registered(sender: Sender, timeout: float | None) -> None:
         left = _SAY_SECONDS if deadline is None else min(_SAY_SECONDS, max(0.0, deadline - time.monotonic()))
         try:
             sender.flush(left)
-        except FlushTimeoutError:
+        except FlushTimeoutError as error:
             if deadline is not None and time.monotonic() >= deadline:
-                raise
+                status = sender.status()
+                raise FlushTimeoutError(
+                    f"{status.waiting} records of channel {status.channel} are not registered after {timeout:g} s: "
+                    f"{status.last_error or 'there is no answer yet'}: they stay in the spool, and are sent when you "
+                    "run it again with --resume"
+                ) from error
             _say(sender)
         else:
             return

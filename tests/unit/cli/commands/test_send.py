@@ -136,6 +136,30 @@ def test_what_is_not_registered_in_time_stays_and_is_named(receiver: ChannelRece
     assert receiver.channels["a"] == [b"1", b"2"]
 
 
+def test_the_whole_timeout_is_named(receiver: ChannelReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_SAY_SECONDS", 0.1)
+    receiver.before = lambda *_: Reply(503, {"detail": "paused"})
+    done = run(receiver, tmp_path / "spool", b"1\n", "--timeout", "0.25")
+    assert "are not registered after 0.25 s: 503: paused" in said(done)
+    assert "run it again with --resume" in said(done)
+
+
+def test_a_spool_of_another_stream_is_refused_at_once(receiver: ChannelReceiver, tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    assert run(receiver, spool, b"1\n").exit_code == 0
+    right, receiver.url = receiver.url, receiver.url + "2"
+    done = run(receiver, spool, b"2\n")
+    assert done.exit_code == 1
+    assert f"{spool} holds records of /v1/s, and the URL's path is /v1/s2" in said(done)
+    # It is the same stream: the other path is known from then on.
+    assert run(receiver, spool, b"2\n", "--on-mismatch", "resend").exit_code == 0
+    assert run(receiver, spool, b"3\n").exit_code == 0
+    receiver.url = right
+    assert run(receiver, spool, b"4\n").exit_code == 1
+    assert run(receiver, spool, b"4\n", "--on-mismatch", "other").exit_code == 2
+    assert receiver.channels["a"] == [b"1", b"2", b"3"]
+
+
 def test_refused_lines_are_said(receiver: ChannelReceiver, tmp_path: Path) -> None:
     receiver.before = lambda *_: Reply(400, {"detail": "no record"}) if b"2" in _[2] else None
     done = run(receiver, tmp_path / "spool", b"1\n2\n3\n")
