@@ -10,14 +10,14 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  Typer reads it
 from typing import TYPE_CHECKING, Annotated, BinaryIO
+from urllib.parse import urlsplit
 
 import typer
 
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from forebay.client import FlushTimeoutError, InputOpenError, RecordRefusedError, Sender, SendError
+from forebay.client import FlushTimeoutError, InputOpenError, RecordRefusedError, Sender, SendError, SenderStatus
 from forebay.client.framing import JsonLines
 from forebay.client.meeting import OnMismatch  # noqa: TC001  Typer reads it
 
@@ -76,8 +76,9 @@ def send(
 
     A line is first in the spool, a folder on this host, and stays there until the receiver has registered it. Without
     a receiver the spool grows, up to 1 GiB; the next `forebay send` with the same spool and channel goes on sending
-    what the spool holds. Blank lines are left out. A line that does not begin as JSON does is named, left out, and
-    makes the exit code 1.
+    what the spool holds. Blank lines are left out. A line that does not begin as JSON does is named and left out;
+    one that is no JSON all the same, or does not fit a typed stream, becomes a dead letter at the receiver. Both make
+    the exit code 1.
 
     If it was killed, run the same command with --resume and the same input from its first line: it skips the lines
     that the spool has taken. Without --resume an input is taken from its first line; this is refused while the last
@@ -98,21 +99,50 @@ def send(
             sender = stack.enter_context(
                 Sender(url, channel=channel, spool=spool, token=os.environ.get(_TOKEN) or None, on_mismatch=on_mismatch)
             )
-            lines = _Lines(sender, field, to_pass=sender.begin_input(resume=resume, abandon=new_input))
+            before = sender.status()
+            lines = _Lines(sender, field, before, to_pass=sender.begin_input(resume=resume, abandon=new_input))
             _send_all(sender, lines, file, timeout, complete=complete)
         except InputOpenError as error:
             raise CommandError(f"{error}: add --resume to continue it, or --new-input to take another one") from error
         except (SendError, ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-    status = sender.status()
     if as_json:
-        typer.echo(json.dumps({**asdict(status), "passed": lines.passed, "left_out": lines.left_out}))
+        typer.echo(json.dumps(_counts(sender, lines)))
     else:
-        _say(sender)
+        _say(sender, before)
+    if _report_faults(sender, url, spool, before) or lines.left_out or lines.held_back:
+        raise typer.Exit(1)
+
+
+def _counts(sender: Sender, lines: _Lines) -> dict[str, object]:
+    """Return the counts of this run; those of all runs are named `spool_`."""
+    status, before = sender.status(), lines.before
+    return {
+        "channel": status.channel,
+        "taken": status.taken - before.taken,
+        "registered": max(0, status.registered - before.taken),
+        "passed": lines.passed,
+        "left_out": lines.left_out,
+        "refused": max(0, status.refused - before.refused),
+        "dead_letters": status.dead_letters,
+        "waiting": status.waiting,
+        "spool_taken": status.taken,
+        "spool_registered": status.registered,
+        "spool_refused": status.refused,
+        "spool_bytes": status.spool_bytes,
+        "last_error": status.last_error,
+    }
+
+
+def _report_faults(sender: Sender, url: str, spool: Path, before: SenderStatus) -> bool:
+    """Say what became of records that are not in the stream, and return whether there are any of this run."""
+    status = sender.status()
     if status.refused:
         typer.echo(f"{status.refused} lines were refused by the receiver: see {spool}/refused.jsonl", err=True)
-    if lines.left_out or lines.held_back or status.refused:
-        raise typer.Exit(1)
+    if status.dead_letters:
+        stream = urlsplit(url).path.rstrip("/").rpartition("/")[2]
+        typer.echo(f"{status.dead_letters} of them became dead letters: forebay dead-letters list {stream}", err=True)
+    return status.refused > before.refused or status.dead_letters > 0
 
 
 def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | None, *, complete: bool) -> None:
@@ -122,9 +152,9 @@ def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | No
             typer.echo(f"{lines.passed:,} lines skipped", err=True)
         if not lines.held_back:
             sender.end_input()
-        _wait_registered(sender, timeout)
+        _wait_registered(sender, lines.before, timeout)
     except KeyboardInterrupt:
-        _say(sender)
+        _say(sender, lines.before)
         typer.echo("Interrupted: the rest stays in the spool; go on with --resume.", err=True)
         raise
 
@@ -132,9 +162,11 @@ def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | No
 class _Lines:
     """Take lines into a sender's spool, and count them."""
 
-    def __init__(self, sender: Sender, field: str | None, *, to_pass: int) -> None:
+    def __init__(self, sender: Sender, field: str | None, before: SenderStatus, *, to_pass: int) -> None:
         self._sender = sender
         self._field = field
+        #: The sender's counts before this run.
+        self.before = before
         self._to_pass = to_pass
         self._taken_before = to_pass
         self._number = 0
@@ -157,7 +189,7 @@ class _Lines:
             self._take(lines)
             if time.monotonic() - self._said_at > _SAY_SECONDS:
                 self._said_at = time.monotonic()
-                _say(self._sender)
+                _say(self._sender, self.before)
         if complete or not rest.strip(_BLANKS) or (self._field is None and _is_whole(rest)):
             self._take([rest])
         else:
@@ -214,7 +246,7 @@ def _wrapped(field: str, line: bytes) -> bytes:
     return json.dumps({field: text}, ensure_ascii=False).encode()
 
 
-def _wait_registered(sender: Sender, timeout: float | None) -> None:
+def _wait_registered(sender: Sender, before: SenderStatus, timeout: float | None) -> None:
     """Wait until all is registered, and say how far it is meanwhile."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -229,12 +261,14 @@ def _wait_registered(sender: Sender, timeout: float | None) -> None:
                     f"{status.last_error or 'there is no answer yet'}: they stay in the spool, and are sent when you "
                     "run it again with --resume"
                 ) from error
-            _say(sender)
+            _say(sender, before)
         else:
             return
 
 
-def _say(sender: Sender) -> None:
+def _say(sender: Sender, before: SenderStatus) -> None:
     status = sender.status()
     again = f" ({status.last_error})" if status.last_error and status.waiting else ""
-    typer.echo(f"{status.taken:,} lines taken, {status.registered:,} registered{again}", err=True)
+    taken, registered = status.taken - before.taken, max(0, status.registered - before.taken)
+    earlier = f", {before.taken:,} by earlier runs" if before.taken else ""
+    typer.echo(f"{taken:,} lines taken{earlier}, {registered:,} registered{again}", err=True)

@@ -34,8 +34,8 @@ def test_lines_are_sent_as_they_are_without_blank_ones(receiver: ChannelReceiver
     done = run(receiver, tmp_path / "spool", b'{"n": 1}\n\n  \r\n{"n":2}\r\n[3]', "--json")
     assert done.exit_code == 0, done.output
     assert receiver.channels["a"] == [b'{"n": 1}', b'{"n":2}\r', b"[3]"]
-    said = json.loads(done.stdout)
-    assert (said["taken"], said["registered"], said["waiting"], said["passed"], said["left_out"]) == (3, 3, 0, 0, 0)
+    counts = json.loads(done.stdout)
+    assert [counts[name] for name in ("taken", "registered", "waiting", "passed", "left_out")] == [3, 3, 0, 0, 0]
 
 
 def test_lines_of_text_become_objects(receiver: ChannelReceiver, tmp_path: Path) -> None:
@@ -134,6 +134,28 @@ def test_what_is_not_registered_in_time_stays_and_is_named(receiver: ChannelRece
     receiver.before = lambda *_: None
     assert run(receiver, tmp_path / "spool", b"").exit_code == 0
     assert receiver.channels["a"] == [b"1", b"2"]
+
+
+def test_lines_that_became_dead_letters_are_said(receiver: ChannelReceiver, tmp_path: Path) -> None:
+    counts = {"records": 1, "duplicates": 0, "dead_letters": 2}
+    receiver.before = lambda *_: Reply(200, counts, {"Forebay-Offset": "3"})
+    done = run(receiver, tmp_path / "spool", b'{"a": \n[\n3\n')
+    assert done.exit_code == 1
+    assert "2 of them became dead letters: forebay dead-letters list s" in said(done)
+    receiver.channels["a"] = [b""] * 3
+    receiver.before = lambda *_: None
+    assert run(receiver, tmp_path / "spool", b"4\n").exit_code == 0
+
+
+def test_counts_are_of_the_run(receiver: ChannelReceiver, tmp_path: Path) -> None:
+    receiver.before = lambda *_: Reply(400, {"detail": "no record"}) if b"2" in _[2] else None
+    assert run(receiver, tmp_path / "spool", b"1\n2\n3\n").exit_code == 1
+    done = run(receiver, tmp_path / "spool", b"4\n5\n", "--json")
+    assert done.exit_code == 0
+    counts = json.loads(done.stdout)
+    assert [counts[name] for name in ("taken", "registered", "refused")] == [2, 2, 0]
+    assert [counts[f"spool_{name}"] for name in ("taken", "registered", "refused")] == [5, 5, 1]
+    assert "1 lines taken, 5 by earlier runs, 1 registered" in run(receiver, tmp_path / "spool", b"6\n").stderr
 
 
 def test_the_whole_timeout_is_named(receiver: ChannelReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
