@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from forebay.client.batch import fitting
 from forebay.client.batch_size import BatchLimits
 from forebay.client.channel_requests import ChannelRequests
 from forebay.client.delivery import Delivery
@@ -38,6 +39,7 @@ _log = logging.getLogger("forebay.client")
 
 # Of the frames in which `send_many` spools.
 _FRAME_BYTES, _FRAME_RECORDS = 2**18, 1_000
+_FRAMES = 8  # a spool's limit is at least so many frames of several records
 _CLOSE_SECONDS = 10.0
 _JOIN_SECONDS = 10.0
 
@@ -57,8 +59,8 @@ class SenderLimits:
         fsync_interval: seconds between syncs, with `fsync="interval"`.
         request_timeout: seconds in which a request must be answered; more than the receiver's
             `acknowledgement_timeout`.
-        set_back_timeout: seconds for which the channel may be before the spool's first record, as after a failover of
-            the receiver's Postgres, before that is an error.
+        set_back_timeout: seconds for which the channel may be before what was registered, as after a failover of the
+            receiver's Postgres, before that is an error.
         refused: maximum number of records that are set aside, before the sender ends with an error.
     """
 
@@ -217,7 +219,7 @@ class Sender:
                 for record in group:
                     end = self._append(self._framing.encode(record), 1)
                 raise
-            end = self._append(framed, len(group))
+            end = self._append_parts(framed, len(group))
         if self._fsync == "always" and end:
             self._spool.sync(end)
 
@@ -228,6 +230,7 @@ class Sender:
             FlushTimeoutError: they are not, after `timeout` seconds, and why.
             SendError: the sender has failed, and why.
         """
+        self._spool.check_process()
         end = self._spool.end
         if self._delivery.wait_registered(end, timeout):
             return
@@ -245,6 +248,7 @@ class Sender:
         """Return how far it is."""
         spool = self._spool
         with spool.changed:
+            spool.refused.notice_removal()
             failure = self._delivery.failure
             return SenderStatus(
                 self._channel,
@@ -270,31 +274,33 @@ class Sender:
             InputOpenError: it was not, and neither is given.
             OSError: it could not be noted.
         """
+        self._check()
         spool = self._spool
         with spool.changed:
-            state = spool.state
-            if not resume:
-                if state.is_input_open and not abandon:
-                    raise InputOpenError(
-                        f"{spool.folder} has taken {spool.end - state.input_first} records of an input that was not "
-                        "read to its end"
-                    )
-                state.input_first = spool.end
+            first, end = spool.state.input_first, spool.end
+            if not resume and not abandon and spool.state.is_input_open:
+                raise InputOpenError(
+                    f"{spool.folder} has taken {end - first} records of an input that was not read to its end"
+                )
             # A spool that lost its segments begins again at 0.
-            passed = max(0, spool.end - state.input_first)
-            state.is_input_open = True
-            state.write(spool.folder)
-            return passed
+            first = min(first, end) if resume else end
+            spool.note_input(first, is_open=True)
+            return end - first
 
     def end_input(self) -> None:
         """Note durably that all records of the input are spooled. Raises SendError, and OSError."""
+        self._check()
         self._spool.sync()
-        with self._spool.changed:
-            self._spool.state.is_input_open = False
-            self._spool.state.write(self._spool.folder)
+        self._spool.note_input(self._spool.state.input_first, is_open=False)
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Wait until the records are registered, at most `timeout` seconds, and close. The others stay in the spool."""
+        if self._spool.is_of_another_process:
+            # Its threads and its connection are the other process's.
+            if not self._is_closed:
+                self._is_closed = True
+                self._spool.close()
+            return
         with self._close_lock:
             if self._is_closed:
                 return
@@ -320,6 +326,16 @@ class Sender:
         except SpoolFullError:
             return self._append_when_there_is_room(framed, count)
 
+    def _append_parts(self, framed: bytes, count: int) -> int:
+        """Append records in frames of which a spool has room for several."""
+        most = self._limits.spool_bytes // _FRAMES
+        end = 0
+        while count and len(framed) > most:
+            part, taken = fitting(self._framing, framed, 0, count, most)
+            end = self._append(part, taken)
+            framed, count = framed[len(part) :], count - taken
+        return self._append(framed, count) if count else end
+
     def _append_when_there_is_room(self, framed: bytes, count: int) -> int:
         deadline = time.monotonic() + self._limits.full_timeout
         while True:
@@ -335,6 +351,7 @@ class Sender:
                     self._spool.changed.wait(left)
 
     def _check(self) -> None:
+        self._spool.check_process()
         if self._closing.is_set():
             raise SenderClosedError(f"{self._spool.folder} is closed: open another sender")
         if (failure := self._delivery.failure) is not None:

@@ -123,11 +123,23 @@ def test_a_last_line_of_text_is_held_back(receiver: ChannelReceiver, tmp_path: P
     assert [json.loads(record) for record in receiver.channels["a"]] == [{"f": "a"}, {"f": "{}"}]
 
 
+def test_a_second_input_goes_on_where_it_was_and_not_where_the_first_one_ended(
+    receiver: ChannelReceiver, tmp_path: Path
+) -> None:
+    run(receiver, tmp_path / "spool", b"".join(b"%d\n" % number for number in range(10)))
+    lines = b"".join(b"%d\n" % number for number in range(10, 30))
+    run(receiver, tmp_path / "spool", lines[:6])
+    for passed in (2, 20):
+        done = run(receiver, tmp_path / "spool", lines, "--resume", "--json")
+        assert json.loads(done.stdout)["passed"] == passed
+        assert receiver.channels["a"] == [b"%d" % number for number in range(30)]
+
+
 def test_what_is_not_registered_in_time_stays_and_is_named(receiver: ChannelReceiver, tmp_path: Path) -> None:
     receiver.before = lambda *_: Reply(503, {"detail": "paused"})
     file = tmp_path / "lines"
     file.write_bytes(b"1\n2\n")
-    done = run(receiver, tmp_path / "spool", b"", "--from", str(file), "--timeout", "0.5")
+    done = run(receiver, tmp_path / "spool", b"", "--from", str(file), "--timeout", "0.2")
     assert done.exit_code == 1
     assert "2 records of channel a are not registered" in done.output.replace("\n", " ")
     assert "503: paused" in done.output.replace("\n", " ")
