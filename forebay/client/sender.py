@@ -159,12 +159,12 @@ class Sender:
         self._fsync = fsync
         self._limits = limits
         self._spool = Spool(Path(spool), channel, self._framing, most_bytes=limits.spool_bytes)
-        known = self._spool.state.path
-        if on_mismatch == "error" and known not in {"", requests.path}:
+        known_path = self._spool.state.path
+        if on_mismatch == "error" and known_path not in {"", requests.path}:
             self._spool.close()
             raise ChannelMismatchError(
-                f"{spool} holds records of {known}, and the URL's path is {requests.path}: give that stream's URL, "
-                "or another spool; if it is the same stream at another path, open the sender once with "
+                f"{spool} holds records of {known_path}, and the URL's path is {requests.path}: give the URL of that "
+                "stream, or another spool; if it is the same one at another path, open the sender once with "
                 'on_mismatch="resend" (--on-mismatch resend)'
             )
         self._delivery = Delivery(

@@ -149,7 +149,7 @@ def test_what_is_not_registered_in_time_stays_and_is_named(receiver: ChannelRece
 
 
 def test_lines_that_became_dead_letters_are_said(receiver: ChannelReceiver, tmp_path: Path) -> None:
-    counts = {"records": 1, "duplicates": 0, "dead_letters": 2}
+    counts: dict[str, object] = {"records": 1, "duplicates": 0, "dead_letters": 2}
     receiver.before = lambda *_: Reply(200, counts, {"Forebay-Offset": "3"})
     done = run(receiver, tmp_path / "spool", b'{"a": \n[\n3\n')
     assert done.exit_code == 1
