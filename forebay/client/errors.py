@@ -32,7 +32,7 @@ class RequestRefusedError(SendError):
 
 
 class InputOpenError(SendError):
-    """The last input was not read to its end: continue it, or begin another one."""
+    """Reading of the last input has not come to its end: continue it, or begin another one."""
 
 
 class FlushTimeoutError(SendError, TimeoutError):
