@@ -18,11 +18,13 @@ from forebay_contrib.container_logs.joiner import ContainerJoiner
 from forebay_contrib.container_logs.lines import BytesFraming
 from receiver_runtime.receivers.files.content import OpenedFile
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
+from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.sources.fields.multiline import Multiline
 from tests.support.searches import examples
 
 MOST = 24
 LINES = 3
+LONGEST = 4000
 PATTERNS = (None, Multiline(start="^b", max_lines=LINES), Multiline(continuation=r"^[\t ]", max_lines=LINES))
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -146,7 +148,9 @@ _BAD = st.builds(
         ]
     ),
 )
-_LINES = st.lists(st.one_of(_CRI, _CRI, _CRI, _DOCKER, _BAD), max_size=14)
+# The second one is longer than what is looked at for a record.
+_LARGE = st.sampled_from([Line("", b"y" * (LONGEST + 100)), Line("", b"y" * (2 * LONGEST + 300))])
+_LINES = st.lists(st.one_of(_CRI, _CRI, _CRI, _DOCKER, _BAD, _LARGE), max_size=14)
 
 
 def read(
@@ -192,9 +196,9 @@ def read(
     lines=_LINES,
     ending=st.sampled_from([b"\n", b""]),
     multiline=st.sampled_from(PATTERNS),
-    nbytes=st.sampled_from([1, 200, 5000]),
+    nbytes=st.sampled_from([1, 200, 5000, 50_000]),
     most=st.sampled_from([1, 2, 1000]),
-    cuts=st.lists(st.integers(0, 600), max_size=4),
+    cuts=st.lists(st.integers(0, 600) | st.integers(0, 20_000), max_size=4),
 )
 @example(
     [Line("stdout", b"b1", goes_on=True), Line("stderr", b"b"), Line("stdout", b"b2"), Line("stderr", b" a")],
@@ -212,6 +216,7 @@ def read(
     1000,
     [110, 150],
 )
+@example([Line("stdout", b"b"), Line("", b"y" * 9000), Line("stdout", b"b")], b"\n", PATTERNS[0], 50_000, 1000, [])
 def test_records_are_the_same_however_a_file_grows_and_is_read(
     lines: list[Line], ending: bytes, multiline: Multiline | None, nbytes: int, most: int, cuts: list[int]
 ) -> None:
@@ -225,11 +230,11 @@ def test_records_are_the_same_however_a_file_grows_and_is_read(
         model.add(at, number, line, raw)
         at += len(raw) + 1
     model.end()
-    rows, letters = read(data, multiline, longest=4000, nbytes=nbytes, most=most, cuts=cuts)
+    rows, letters = read(data, multiline, longest=LONGEST, nbytes=nbytes, most=most, cuts=cuts)
     assert [(row["offset"], row["stream"], row["value"], row["time_unix_nano"]) for row in rows] == [
         (at, stream, text, _nanoseconds(number)) for at, stream, text, number in sorted(model.records)
     ]
-    assert sorted(letters) == sorted(raw for _, raw in model.letters)
+    assert sorted(letters) == sorted(raw[:LETTER_BYTES] for _, raw in model.letters)
     assert [row["time"] for row in rows] == [
         EPOCH + timedelta(microseconds=row["time_unix_nano"] // 1000) for row in rows
     ]
