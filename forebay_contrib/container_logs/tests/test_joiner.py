@@ -77,10 +77,15 @@ class Model:
             self.letters.append((at, raw))
             self.end()
             return
-        held = self._streams[line.stream].pieces
-        if held and len(b"".join(piece for _, piece, _ in held) + line.text) > MOST:
+        stream = self._streams[line.stream]
+        stream.pieces.append((at, line.text, raw))
+        while len(pieces := stream.pieces) > 1 and len(b"".join(piece for _, piece, _ in pieces)) > MOST:
+            # Before the last piece that begins with a whole character.
+            whole = [n for n, (_, piece, _) in enumerate(pieces) if n and piece and not 0x80 <= piece[0] <= 0xBF]
+            cut = whole[-1] if whole else len(pieces) - 1
+            stream.pieces = pieces[:cut]
             self._end_text(line.stream)
-        held.append((at, line.text, raw))
+            stream.pieces = pieces[cut:]
         if not line.goes_on:
             self._end_text(line.stream)
 
@@ -119,6 +124,7 @@ class Model:
 
 _TEXT = st.one_of(
     st.sampled_from([b"b", b" a", b"", b"bb", b"b" * MOST, b"b" * (MOST + 1), b"\te\xcc\x81", b'c"\\', b" ", b"e\xcc"]),
+    st.sampled_from([b"\xc3", b" \xc3", b"\xa9", b"\xa9\xc3", b"\xa9b\xc3", "é".encode() * 5, b"\xa9bbbbb"]),
     st.binary(max_size=4).map(lambda data: re.sub(rb"[\n\r\0]", b"-", data)),
 )
 _CRI = st.builds(Line, st.sampled_from(["stdout", "stderr"]), _TEXT, st.booleans())
@@ -215,6 +221,17 @@ def read(
     5000,
     1000,
     [110, 150],
+)
+@example(
+    [
+        *(Line("stdout", piece, goes_on=True) for piece in (b"\xc3\xa9" * 5, b"\xc3\xa9" * 5 + b"\xc3", b"\xa9bbbbb")),
+        Line("stdout", b"b"),
+    ],
+    b"\n",
+    PATTERNS[0],
+    5000,
+    1000,
+    [],
 )
 @example([Line("stdout", b"b"), Line("", b"y" * 9000), Line("stdout", b"b")], b"\n", PATTERNS[0], 50_000, 1000, [])
 def test_records_are_the_same_however_a_file_grows_and_is_read(
