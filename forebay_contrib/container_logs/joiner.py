@@ -165,7 +165,13 @@ class ContainerJoiner:
         # Complete: something was put aside behind it; another one follows in its stream; or no line can follow in it.
         closed = sections[lasts] < sections[-1]
         streams = read.streams[firsts]
-        closed[:-1] |= streams[1:] == streams[:-1]
+        followed = streams[1:] == streams[:-1]
+        if self._joiner is not None:
+            # Whether a text begins a record is known once it is whole.
+            undecided = texts.goes_on[ends[1:]] & (begins[1:] == ends[1:]) & ~texts.apart[begins[1:]]
+            undecided[:-1] &= ~followed[1:]
+            followed &= ~undecided
+        closed[:-1] |= followed
         closed |= ~texts.goes_on[ends] if self._joiner is None else has_fault[begins] & ~texts.goes_on[ends]
         return _Groups(begins, firsts, lasts, closed)
 

@@ -233,6 +233,14 @@ def read(
     1000,
     [],
 )
+@example(
+    [Line("stdout", b"boom"), Line("stdout", b" at \xc3", goes_on=True), Line("stdout", b"\xa9"), Line("stdout", b"b")],
+    b"\n",
+    PATTERNS[2],
+    5000,
+    1000,
+    [90],
+)
 @example([Line("stdout", b"b"), Line("", b"y" * 9000), Line("stdout", b"b")], b"\n", PATTERNS[0], 50_000, 1000, [])
 def test_records_are_the_same_however_a_file_grows_and_is_read(
     lines: list[Line], ending: bytes, multiline: Multiline | None, nbytes: int, most: int, cuts: list[int]
