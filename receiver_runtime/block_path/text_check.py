@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.frames.payload import encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,10 +110,7 @@ class TextCheck(RowCheck):
             kind = pa.large_binary() if pa.types.is_large_string(self.schema.field(0).type) else pa.binary()
             found: Sequence[bytes] = rows.column(0).cast(kind).to_pylist()
         else:
-            found = [
-                encode_batches(self.schema, [rows.slice(row, 1)], compression="none").to_pybytes()
-                for row in range(rows.num_rows)
-            ]
+            found = [encode_row(self.schema, rows, row) for row in range(rows.num_rows)]
         return [DeadLetter(DeadLetterReason.INVALID_TEXT, data) for data in found]
 
 

@@ -18,7 +18,7 @@ from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.frames.payload import encode_row
 from receiver_runtime.record_formats.fitting import fitted
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.sources.records.declared import KEY, KEY_PREFIX
@@ -183,8 +183,7 @@ class TypedRows(RowCheck):
         if self._key_reader is None:
             record: bytes | None = self._values(rows, self._column)[row].as_py()
             return record or b""
-        whole: bytes = encode_batches(self._source, [rows.slice(row, 1)], compression="none").to_pybytes()
-        return whole
+        return encode_row(self._source, rows, row)
 
     def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch:
         """Return dead letters as rows of the receiver: a record has null in the other columns."""

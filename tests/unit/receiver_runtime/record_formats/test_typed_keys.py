@@ -83,6 +83,12 @@ def test_a_dead_letter_is_the_whole_row_so_that_a_replay_keeps_its_key_and_posit
     ]
 
 
+def test_a_dead_letter_has_nothing_of_the_rows_beside_it() -> None:
+    given = rows_of((b'{"id": 1}', b"no"), (b'{"id": 20}', b'{"pieces": 1, "item": "hunter2"}'), (b'{"id": 30}', None))
+    [letter] = checker().check(given).letters
+    assert not [word for word in (b"hunter2", b'"id": 20', b'"id": 30') if word in letter.data]
+
+
 @pytest.mark.parametrize("letter", [b"", b"{}", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\xff\xff\xff\x7f", None])
 def test_a_dead_letter_of_before_the_key_was_parsed_is_a_record(letter: bytes | None) -> None:
     if letter is None:
