@@ -333,6 +333,8 @@ class Connections:
                 parsed = await self._loop.run_in_executor(self._parsing, parse, message, origin, self._limits)
             else:
                 parsed = parse(message, origin, self._limits)
+            if parsed.fault is not None:
+                self._report(connection, "a message could not be parsed: it is a dead letter", repr(parsed.fault))
             answer = partial(connection.acknowledge, parsed.ack or b"")
             connection.unanswered += parsed.ack is not None
             await self._gathered.add(parsed, connection.counted_as, answer)

@@ -155,17 +155,34 @@ class Parsed:
     ack: bytes | None = None
     #: The message's key: its chunk's id, and the digest of its content.
     key: str | None = None
+    #: An error that no message should cause; the message is a dead letter.
+    fault: Exception | None = None
 
 
 def parse(message: Message, origin: Origin, limits: Limits) -> Parsed:
-    """Return the rows of a message. Raises nothing: what can't be a row is a dead letter."""
+    """Return the rows of a message. What can't be a row is a dead letter.
+
+    Raises MemoryError alone: whoever sends the message again may find memory.
+    """
     parsed = Parsed(Rows())
     try:
         _Reader(message.data, limits, parsed).read(message.entries)
     except NoRecordError as error:
-        parsed.rows = Rows(letters=[DeadLetter(error.reason, message.data, why=str(error))], nbytes=len(message.data))
+        parsed.rows = _aside(message.data, error)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  a sender that is not answered would send the message for ever
+        parsed.rows, parsed.fault = (
+            _aside(message.data, NoRecordError(f"the receiver failed to parse it: {error!r}")),
+            error,
+        )
     parsed.rows.origins = [origin] * len(parsed.rows.tags)
     return parsed
+
+
+def _aside(data: bytes, error: NoRecordError) -> Rows:
+    """Return a whole message as one dead letter."""
+    return Rows(letters=[DeadLetter(error.reason, data, why=str(error))], nbytes=len(data) + _ROW_BYTES)
 
 
 class _Reader:
@@ -391,7 +408,7 @@ def _time_at(data: bytes, begin: int, end: int) -> int | None:
         value = None if is_text(octet) or is_map(octet) or is_array(octet) else _DECODE(data[begin:end])
         if type(value) is int:
             time = value * _SECOND
-        elif type(value) is float and math.isfinite(value):
+        elif type(value) is float and math.isfinite(value * _SECOND):
             time = round(value * _SECOND)
         else:
             raise NoRecordError("the time is none: give seconds since 1970, or an EventTime")

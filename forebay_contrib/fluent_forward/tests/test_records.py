@@ -118,6 +118,8 @@ def test_each_form_of_a_time(time: object, nanoseconds: int | None) -> None:
         (True, "the time is none"),
         ({}, "the time is none"),
         (float("nan"), "the time is none"),
+        # Finite, and infinite in nanoseconds.
+        (1e300, "the time is none"),
         # Milliseconds, by mistake.
         (1_700_000_000_000, "the time 1700000000000 is no number of seconds"),
         (msgspec.msgpack.Ext(5, b"x"), "an extension of the type 5"),
@@ -254,6 +256,19 @@ def test_a_bad_message_with_a_chunk_is_acknowledged() -> None:
     # Its sender would send the same bytes for ever.
     for bad in (["t", b"x", {"chunk": "c", "compressed": "gzip"}], [5, [], {"chunk": "c"}]):
         assert one(*bad).ack == encode({"ack": "c"})
+
+
+def test_a_fault_of_the_parser_puts_one_message_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> bytes:
+        raise OverflowError("a fault")
+
+    message = encode(["t", [[1, {}]], {"chunk": "c"}])
+    monkeypatch.setattr("forebay_contrib.fluent_forward.records.json_of", fail)
+    [parsed] = read(message)
+    assert letters(parsed) == [("unparsable", "the receiver failed to parse it: OverflowError('a fault')")]
+    assert [letter.data for letter in parsed.rows.letters] == [message]
+    assert parsed.ack == encode({"ack": "c"})
+    assert isinstance(parsed.fault, OverflowError)
 
 
 def test_entries_that_break_off_end_there() -> None:
