@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from forebay_contrib.fluent_forward.handshake import MOST_PING_BYTES, Handshake
 from forebay_contrib.fluent_forward.messages import MessageSplitter
-from forebay_contrib.fluent_forward.records import Limits, Origin, parse
+from forebay_contrib.fluent_forward.records import Limits, Origin, may_be_compressed, parse
 from forebay_contrib.fluent_forward.scanning import NotMessagePackError, TooLongError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
@@ -329,7 +329,7 @@ class Connections:
         await self._note_held(connection, splitter.held_bytes)
         while (message := self._next_message(connection, splitter)) is not None:
             origin = Origin(connection.host, time.time_ns() // _NANOSECONDS)
-            if len(message.data) > _PARSED_AT_ONCE_BYTES:
+            if len(message.data) > _PARSED_AT_ONCE_BYTES or may_be_compressed(message):
                 parsed = await self._loop.run_in_executor(self._parsing, parse, message, origin, self._limits)
             else:
                 parsed = parse(message, origin, self._limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 import ssl
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay_contrib.fluent_forward.declaration import FluentForward
+from forebay_contrib.fluent_forward.records import parse
 from forebay_contrib.fluent_forward.tests.forward_client import ForwardClient, encode, entry, packed
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.process.receiver_registry import make_receiver
@@ -28,6 +30,9 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from forebay_contrib.fluent_forward.messages import Message
+    from forebay_contrib.fluent_forward.records import Limits, Origin, Parsed
 
 
 @contextmanager
@@ -222,6 +227,28 @@ def test_a_large_chunk_in_many_reads(tmp_path: Path) -> None:
     assert count(made) == 40_000
     # A chunk's rows have its key in common, so they are in one block.
     assert max(block.records for block in made.log.chain(1)) >= 20_000
+
+
+def test_others_are_answered_while_what_was_compressed_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_are_answered = threading.Event()
+
+    def parse_slowly(message: Message, origin: Origin, limits: Limits) -> Parsed:
+        if b"compressed" in message.data:
+            assert others_are_answered.wait(20)
+        return parse(message, origin, limits)
+
+    monkeypatch.setattr("forebay_contrib.fluent_forward.connections.parse", parse_slowly)
+    with listening(tmp_path) as (_, port), ForwardClient(port) as client, ForwardClient(port, seconds=5) as other:
+        client.send(["t", gzip.compress(packed(entry(1))), {"chunk": "a", "compressed": "gzip"}])
+        try:
+            for name in "bc":
+                other.send(chunk(name, 2))
+                assert other.acks(1) == [name]
+        finally:
+            others_are_answered.set()
+        assert client.acks(1) == ["a"]
 
 
 @pytest.mark.parametrize(
