@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay_contrib.fluent_forward.declaration import FluentForward
-from forebay_contrib.fluent_forward.json_text import NoRecordError, json_of, time_of
+from forebay_contrib.fluent_forward.json_text import Effort, NoRecordError, json_of, time_of
 from forebay_contrib.fluent_forward.messages import EntryScanner, plain_record_at, plain_time_at
 from forebay_contrib.fluent_forward.scanning import (
     EXTENSIONS,
@@ -53,6 +53,9 @@ _ROW_BYTES = 100  # what a row counts for beside its texts
 # More entries that are none make their message one dead letter.
 _MOST_REJECTED = 10_000
 _MOST_CHUNK_BYTES = 2**10
+# How many values of a message are read: at least this many, and one for this many bytes that it may have. Senders'
+# records have more bytes a value. But a small message that is compressed could have millions of values of one byte.
+_LEAST_EFFORT, _BYTES_OF_EFFORT = 2**19, 2
 # Heads of arrays of one, two and three values.
 _ONE_VALUE, _TWO_VALUES, _THREE_VALUES = b"\x91", b"\x92", b"\x93"
 _LEAST_VALUES, _MOST_VALUES = 2, 4
@@ -61,6 +64,7 @@ _NO_METADATA = b"{}"
 _ACK_HEAD = b"\x81\xa3ack"
 _DECODE = msgspec.msgpack.Decoder().decode
 _COMPRESSIONS = {"gzip", "zstd"}
+_COMPRESSED = b"compressed"  # the option's name, which MessagePack holds as it is
 
 
 class _Option(msgspec.Struct, gc=False):
@@ -159,6 +163,11 @@ class Parsed:
     fault: Exception | None = None
 
 
+def may_be_compressed(message: Message) -> bool:
+    """Return whether a message may hold more than its bytes: the option names a compression."""
+    return message.entries is None and _COMPRESSED in message.data
+
+
 def parse(message: Message, origin: Origin, limits: Limits) -> Parsed:
     """Return the rows of a message. What can't be a row is a dead letter.
 
@@ -193,6 +202,7 @@ class _Reader:
         self._limits = limits
         self._parsed = parsed
         self._rows = parsed.rows
+        self._effort = Effort(max(_LEAST_EFFORT, limits.message // _BYTES_OF_EFFORT))
         #: The tag, as it was sent.
         self._tag = b""
 
@@ -325,7 +335,8 @@ class _Reader:
         return self._json_of(data, begin, end, values, is_odd=is_odd)
 
     def _json_of(self, data: bytes, begin: int, end: int, values: int, *, is_odd: bool) -> bytes:
-        return json_of(data, begin, end, values=values, is_odd=is_odd, most_bytes=self._limits.record)
+        most_bytes = self._limits.record
+        return json_of(data, begin, end, values=values, is_odd=is_odd, most_bytes=most_bytes, effort=self._effort)
 
     def _add(self, time: int | None, text: bytes, metadata: bytes = b"") -> None:
         rows = self._rows

@@ -298,6 +298,21 @@ def test_too_many_rows_for_their_tag_are_one_dead_letter() -> None:
     assert parsed.ack is not None
 
 
+@pytest.mark.parametrize(("count", "kept"), [(2**17, 1), (2**16 - 100, 8)])
+def test_what_is_read_of_a_message_has_a_bound_and_the_records_behind_are_rows(count: int, kept: int) -> None:
+    # Beyond 64 KiB, a record is written value by value, which counts twice.
+    large = [1, {"a": [1] * count}]
+    content = gzip.compress(packed(*[large] * kept, entry(1), large, entry(2)))
+    limits = Limits(2**20, 2**19, 2**22)
+    parsed = one("t", content, {"compressed": "gzip"}, limits=limits)
+    assert [len(text) < 10 for text in texts(parsed)] == [False] * kept + [True, True]
+    assert letters(parsed) == [("record_too_large", "its message has more than 524288 values: send smaller chunks")]
+    [letter] = parsed.rows.letters
+    # Sent again by itself, it has room.
+    [alone] = read(letter.data, limits)
+    assert (len(texts(alone)), letters(alone)) == (1, [])
+
+
 def test_what_grows_without_end_when_decompressed_is_a_dead_letter() -> None:
     parsed = one("t", gzip.compress(bytes(2**24)), {"compressed": "gzip", "chunk": "c"})
     [(reason, why)] = letters(parsed)
