@@ -50,7 +50,7 @@ def batch_of(
         if size + len(part) > most_bytes:
             if parts:
                 break
-            part, upto = _fitting(framing, part, at, upto, most_bytes)
+            part, upto = fitting(framing, part, at, upto, most_bytes)
         parts.append(part)
         size += len(part)
         at = upto
@@ -59,7 +59,7 @@ def batch_of(
     return Batch(index, at - index, b"".join(parts))
 
 
-def _fitting(framing: Framing, records: bytes, index: int, until: int, most_bytes: int) -> tuple[bytes, int]:
+def fitting(framing: Framing, records: bytes, index: int, until: int, most_bytes: int) -> tuple[bytes, int]:
     """Return as many records as fit, at least one, and the index behind them."""
     ends = framing.cut(records, range(1, until - index + 1))
     count = max(1, bisect_right(ends, most_bytes))

@@ -16,9 +16,11 @@ from forebay.client.backoff import Backoff
 from forebay.client.batch_size import BatchSize
 from forebay.client.channel_requests import NoAnswerError
 from forebay.client.errors import ChannelMismatchError, RequestRefusedError, SendError
-from forebay.client.meeting import doubt, meet
+from forebay.client.meeting import doubt, meet, note_doubt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forebay.client.batch import Batch
     from forebay.client.batch_size import BatchLimits
     from forebay.client.channel_requests import Answer, ChannelRequests
@@ -59,12 +61,15 @@ class Delivery:
         self._max_refused = max_refused
         self._set_back_timeout = set_back_timeout
         self._set_back_since: float | None = None
+        self._is_met = False
         self._backoff = Backoff()
         self._is_stopped = False
         self._flushes = 0
         # The next record to send, and the one behind the last that was sent, perhaps by an earlier process.
         self._next = spool.first
         self._sent = spool.first
+        # All before it were registered, as far as this process knows.
+        self._known = spool.first
         # No earlier process has sent records from here on.
         self._own_from = spool.end
         self._size = BatchSize(limits)
@@ -77,13 +82,10 @@ class Delivery:
     def run(self) -> None:
         """Deliver until it is stopped. What ends it otherwise is `failure`."""
         try:
-            self._meet_channel()
+            while not self._is_met and not self._is_stopped:
+                self._try(self._meet_channel)
             while self._wait_for_records():
-                try:
-                    self._deliver()
-                except OSError as error:
-                    # Such as a full disk: nothing was forgotten, so the same is done again.
-                    self._wait_again(str(error))
+                self._try(self._deliver)
         except Exception as error:  # noqa: BLE001  callers get it
             with self._spool.changed:
                 if isinstance(error, SendError):
@@ -96,6 +98,13 @@ class Delivery:
                 self._spool.changed.notify_all()
         finally:
             self._requests.close()
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError as error:
+            # Such as a full disk: nothing was forgotten, so the same is done again.
+            self._wait_again(str(error))
 
     def stop(self) -> None:
         """Have `run` end soon; a request in flight is aborted."""
@@ -120,32 +129,36 @@ class Delivery:
     # -- the channel's position ----------------------------------------------------------------------------------------
 
     def _meet_channel(self) -> None:
-        """Ask where the channel is, and begin there."""
-        while (position := self._position()) is None or (self._on_mismatch == "error" and self._waits_for(position)):
-            if self._is_stopped:
-                return
+        """Ask where the channel is, and begin there, unless it must be asked again."""
+        if (position := self._position()) is None or (self._on_mismatch == "error" and self._waits_for(position)):
+            return
         with self._spool.changed:
             met = meet(self._spool, position, self._on_mismatch)
             self._spool.bind(met.shift)
             self._own_from = met.unsent_from
             self._next = met.registered
             self._sent = max(self._own_from, self._next)
+            self._known = self._next
             self._spool.acknowledge(self._next)
+            self._is_met = True
 
     def _waits_for(self, position: int) -> bool:
-        """Wait while the channel is before all records of the spool. Return whether it waited, and may ask again.
+        """Wait while the channel is before what was registered. Return whether it waited, and may ask again.
 
-        After a failover of Postgres without its last commits, receivers register those again.
+        After a failover of Postgres without its last commits, receivers register those again. If they were sent again
+        before, they would be doubled.
         """
         state = self._spool.state
-        if state.shift is None or position >= state.offset_of(self._spool.first):
+        if state.shift is None or position >= state.offset_of(self._known):
             self._set_back_since = None
             return False
+        # If the receiver has lost them, what the spool still holds is sent again.
+        self._spool.take_back(state.index_of(position))
         now = time.monotonic()
         self._set_back_since = self._set_back_since or now
         if now - self._set_back_since >= self._set_back_timeout:
             return False
-        self._wait_again(f"the channel was set back to {position}, before the spool's first record")
+        self._wait_again(f"the channel was set back to {position}, before records that were registered")
         return True
 
     def _position(self) -> int | None:
@@ -189,13 +202,16 @@ class Delivery:
         until = min(until, self._size.end_from(self._next))
         batch = self._spool.read(self._next, until=until, most_bytes=self._size.bytes)
         offset = self._spool.state.offset_of(batch.first)
-        is_first = batch.first >= max(self._own_from, self._sent)
+        before = self._sent
+        is_first = batch.first >= max(self._own_from, before)
         self._sent = max(self._sent, batch.end)
         try:
             answer = self._requests.send(batch.body, offset=offset, content_type=self._framing.content_type)
         except NoAnswerError as error:
             if error.was_sent:
                 self._size.on_no_answer(len(batch.body))
+            else:
+                self._sent = before
             self._wait_again(str(error))
             return
         if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
@@ -207,6 +223,9 @@ class Delivery:
         elif answer.status in _REFUSES_RECORDS:
             self._refused(batch, offset, answer)
         else:
+            if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+                # It was not taken. After 503 it may be: such as when its block is registered too late for an answer.
+                self._sent = before
             self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
 
     def _registered(self, batch: Batch, offset: int, answer: Answer, *, is_first: bool) -> None:
@@ -223,6 +242,7 @@ class Delivery:
         if is_first and answer.duplicates:
             doubt(self._spool, batch, answer.duplicates)
         self.dead_letters += answer.dead_letters
+        self._set_back_since = None
         self._size.on_taken()
         self._answered_well()
         self._move_to(answer.offset)
@@ -245,11 +265,14 @@ class Delivery:
         state = self._spool.state
         first, sent = state.offset_of(self._spool.first), state.offset_of(self._sent)
         if not first <= position <= sent:
+            # A later process would take those that it has not sent for registered.
+            unsent = min(state.index_of(position), self._spool.end)
+            noted = note_doubt(self._spool, self._sent, unsent) if unsent > self._sent else ""
             raise ChannelMismatchError(
                 f"the channel is at offset {position}, and {self._spool.folder} has sent those from {first} to {sent}: "
-                "another sender uses the channel, or its stream was removed or restored: open the sender again"
+                "another sender uses the channel, or its stream was removed or restored: open the sender again" + noted
             )
-        self._next = state.index_of(position)
+        self._known = self._next = state.index_of(position)
         self._size.on_moved(self._next)
         self._spool.acknowledge(self._next)
 
@@ -267,8 +290,10 @@ class Delivery:
         if (position := self._position()) is None:
             return
         if position != offset:
-            self._move_to(position)
+            self._go_on_from(position, offset, answer)
             return
+        with self._spool.changed:
+            self._spool.refused.notice_removal()
         if self._spool.refused.count >= self._max_refused:
             raise RequestRefusedError(
                 f"{self._spool.refused.path} has {self._spool.refused.count} records, the limit `refused` is "

@@ -66,12 +66,24 @@ def meet(spool: Spool, position: int, on_mismatch: OnMismatch) -> Meeting:
 
 def doubt(spool: Spool, batch: Batch, known: int) -> NoReturn:
     """End a sender: the receiver had records before they were sent. A later process must not pass over them."""
-    assert spool.state.shift is not None
-    spool.bind(spool.state.shift, doubted=(batch.first, batch.end))
+    noted = note_doubt(spool, batch.first, batch.end)
     raise ChannelMismatchError(
         f"{known} records were registered before {spool.folder} sent them: another sender uses the channel, or a proxy "
-        "repeats requests by itself: give each sender a channel of its own, and stop the proxy's retries"
+        f"repeats requests by itself: give each sender a channel of its own, and stop the proxy's retries{noted}"
     )
+
+
+def note_doubt(spool: Spool, first: int, end: int) -> str:
+    """Note durably that records may be another sender's. Return what to add to the error if they can't be noted."""
+    assert spool.state.shift is not None
+    try:
+        spool.bind(spool.state.shift, doubted=(first, end))
+    except OSError as error:
+        return (
+            f"; the spool could not note it ({error}), and passes over the records {first} to {end - 1} when it is "
+            "opened again: keep a copy of it"
+        )
+    return ""
 
 
 def _after_doubt(spool: Spool, position: int, on_mismatch: OnMismatch) -> Meeting:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from forebay.client.batch import fitting
 from forebay.client.batch_size import BatchLimits
 from forebay.client.channel_requests import ChannelRequests
 from forebay.client.delivery import Delivery
@@ -31,6 +32,7 @@ _log = logging.getLogger("forebay.client")
 
 # Of the frames in which `send_many` spools.
 _FRAME_BYTES, _FRAME_RECORDS = 2**18, 1_000
+_FRAMES = 8  # a spool's limit is at least so many frames of several records
 _CLOSE_SECONDS = 10.0
 _JOIN_SECONDS = 10.0
 
@@ -50,8 +52,8 @@ class SenderLimits:
         fsync_interval: seconds between syncs, with `fsync="interval"`.
         request_timeout: seconds in which a request must be answered; more than the receiver's
             `acknowledgement_timeout`.
-        set_back_timeout: seconds for which the channel may be before the spool's first record, as after a failover of
-            the receiver's Postgres, before that is an error.
+        set_back_timeout: seconds for which the channel may be before what was registered, as after a failover of the
+            receiver's Postgres, before that is an error.
         refused: maximum number of records that are set aside, before the sender ends with an error.
     """
 
@@ -81,7 +83,8 @@ class SenderStatus:
     Args:
         channel: its name.
         taken: records that the spool has taken since it was made.
-        registered: of these, how many are registered or set aside.
+        input_taken: of these, how many since the last `begin_input`.
+        registered: of those taken, how many are registered or set aside.
         waiting: the others.
         refused: records in the spool's `refused.jsonl`.
         dead_letters: records of this process that the receiver kept as dead letters.
@@ -91,6 +94,7 @@ class SenderStatus:
 
     channel: str
     taken: int
+    input_taken: int
     registered: int
     waiting: int
     refused: int
@@ -201,9 +205,19 @@ class Sender:
                 for record in group:
                     end = self._append(self._framing.encode(record), 1)
                 raise
-            end = self._append(framed, len(group))
+            end = self._append_parts(framed, len(group))
         if self._fsync == "always" and end:
             self._spool.sync(end)
+
+    def begin_input(self) -> None:
+        """Note durably that what is sent from here on is another input: `status().input_taken` counts its records.
+
+        Raises:
+            SendError: the sender is closed, or has failed.
+            OSError: it could not be written.
+        """
+        self._check()
+        self._spool.begin_input()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all records that were sent before are registered, or set aside.
@@ -212,6 +226,7 @@ class Sender:
             FlushTimeoutError: they are not, after `timeout` seconds, and why.
             SendError: the sender has failed, and why.
         """
+        self._spool.check_process()
         end = self._spool.end
         if self._delivery.wait_registered(end, timeout):
             return
@@ -229,10 +244,12 @@ class Sender:
         """Return how far it is."""
         spool = self._spool
         with spool.changed:
+            spool.refused.notice_removal()
             failure = self._delivery.failure
             return SenderStatus(
                 self._channel,
                 taken=spool.end,
+                input_taken=max(0, spool.end - spool.state.input_first),
                 registered=spool.acknowledged,
                 waiting=spool.end - spool.acknowledged,
                 refused=spool.refused.count,
@@ -243,6 +260,12 @@ class Sender:
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Wait until the records are registered, at most `timeout` seconds, and close. The others stay in the spool."""
+        if self._spool.is_of_another_process:
+            # Its threads and its connection are the other process's.
+            if not self._is_closed:
+                self._is_closed = True
+                self._spool.close()
+            return
         with self._close_lock:
             if self._is_closed:
                 return
@@ -268,6 +291,16 @@ class Sender:
         except SpoolFullError:
             return self._append_when_there_is_room(framed, count)
 
+    def _append_parts(self, framed: bytes, count: int) -> int:
+        """Append records in frames of which a spool has room for several."""
+        most = self._limits.spool_bytes // _FRAMES
+        end = 0
+        while count and len(framed) > most:
+            part, taken = fitting(self._framing, framed, 0, count, most)
+            end = self._append(part, taken)
+            framed, count = framed[len(part) :], count - taken
+        return self._append(framed, count) if count else end
+
     def _append_when_there_is_room(self, framed: bytes, count: int) -> int:
         deadline = time.monotonic() + self._limits.full_timeout
         while True:
@@ -283,6 +316,7 @@ class Sender:
                     self._spool.changed.wait(left)
 
     def _check(self) -> None:
+        self._spool.check_process()
         if self._closing.is_set():
             raise SenderClosedError(f"{self._spool.folder} is closed: open another sender")
         if (failure := self._delivery.failure) is not None:

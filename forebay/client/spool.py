@@ -11,10 +11,11 @@ import contextlib
 import os
 import threading
 from bisect import bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from forebay.client.batch import Batch, batch_of
-from forebay.client.errors import RecordRefusedError, SpoolDamagedError, SpoolFullError
+from forebay.client.errors import RecordRefusedError, SpoolDamagedError, SpoolFullError, SpoolLockedError
 from forebay.client.refused_records import RefusedRecords
 from forebay.client.segment import HEAD_BYTES, Segment, frame_of
 from forebay.client.spool_files import locked, opened
@@ -53,6 +54,7 @@ class Spool:
         self._segment_bytes = min(_SEGMENT_BYTES, most_bytes // _SEGMENTS)
         self._sync_lock = threading.Lock()
         self._broken: SpoolDamagedError | None = None
+        self._process = os.getpid()
         _make(folder)
         self._lock = locked(folder)
         try:
@@ -100,6 +102,19 @@ class Spool:
             frames = segment.read(index, most_bytes + HEAD_BYTES)
         return batch_of(frames, self._framing, index=index, until=until, most_bytes=most_bytes)
 
+    @property
+    def is_of_another_process(self) -> bool:
+        """Return whether this is the child of the process that opened it: a fork shares the lock, not the sizes."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raise SpoolLockedError in another process, before it waits for a lock."""
+        if self.is_of_another_process:
+            raise SpoolLockedError(
+                f"{self.folder} was opened by process {self._process}, and this is its child {os.getpid()}: open a "
+                "sender with a spool and a channel of its own after the fork"
+            )
+
     # -- what is added and goes ----------------------------------------------------------------------------------------
 
     def append(self, records: bytes, count: int) -> int:
@@ -109,8 +124,10 @@ class Spool:
             SpoolFullError: there is no room now.
             RecordRefusedError: there is never room for so many bytes.
             SpoolDamagedError: an earlier write failed, so that the end is not known.
+            SpoolLockedError: another process opened it.
             OSError: they were not written.
         """
+        self.check_process()
         frame = frame_of(records, count)
         with self.changed:
             self._check()
@@ -121,6 +138,8 @@ class Spool:
             active = self._segments[-1]
             if active.end > active.first and active.size + len(frame) > self._segment_bytes:
                 self._rotate()
+            if self.used_bytes + len(frame) > self._most_bytes:
+                self.refused.notice_removal()
             if self.used_bytes + len(frame) > self._most_bytes:
                 raise SpoolFullError(
                     f"{self.folder} has {self.used_bytes} bytes, spool_bytes is {self._most_bytes}, and "
@@ -137,7 +156,9 @@ class Spool:
 
         Raises:
             SpoolDamagedError: the disk failed.
+            SpoolLockedError: another process opened it.
         """
+        self.check_process()
         with self._sync_lock:
             with self.changed:
                 self._check()
@@ -165,6 +186,11 @@ class Spool:
             self._delete_acknowledged()
             self.changed.notify_all()
 
+    def take_back(self, index: int) -> None:
+        """Keep records that were acknowledged, from an index on and as far as they are still there."""
+        with self.changed:
+            self.acknowledged = min(self.acknowledged, max(index, self.first))
+
     def set_aside(self, index: int, status: int, reason: str, record: bytes) -> None:
         """Keep a record that was refused, durably, and give its offset to the next one. Raises OSError."""
         with self.changed:
@@ -177,21 +203,35 @@ class Spool:
                 self.state.refused = before
                 raise
 
+    def begin_input(self) -> None:
+        """Note durably that the next record is the first one of an input. Raises OSError: nothing is noted."""
+        with self.changed:
+            self._check()
+            begun = replace(self.state, input_first=self.end)
+            begun.write(self.folder)
+            self.state = begun
+
     def bind(self, shift: int, *, doubted: Sequence[int] = ()) -> None:
         """Note durably which offsets the records have, before any is sent.
 
         Args:
             shift: see `SpoolState`.
             doubted: first and end of records that the receiver had before they were sent.
+
+        Raises:
+            OSError: nothing is noted.
         """
         with self.changed:
-            self.state.shift = shift
-            self.state.unsent_from = None
-            self.state.doubted = list(doubted)
-            self.state.write(self.folder)
+            bound = replace(self.state, shift=shift, unsent_from=None, doubted=list(doubted))
+            bound.write(self.folder)
+            self.state = bound
 
     def close(self) -> None:
         """Close the files. If all is registered, an empty segment is left, which keeps the next index."""
+        if self.is_of_another_process:
+            # The locks may be held by threads that only the other process has, and its files are not to change.
+            self._close_files()
+            return
         with self._sync_lock, self.changed:
             try:
                 if self._broken is None and self.first < self.end == self.acknowledged:
@@ -199,10 +239,13 @@ class Spool:
                     with contextlib.suppress(OSError):
                         self._rotate()
             finally:
-                for segment in self._segments:
-                    segment.close()
-                os.close(self._lock)
+                self._close_files()
                 self._broken = SpoolDamagedError(f"{self.folder} is closed")
+
+    def _close_files(self) -> None:
+        for segment in self._segments:
+            segment.close()
+        os.close(self._lock)
 
     # -- its files -----------------------------------------------------------------------------------------------------
 

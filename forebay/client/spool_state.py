@@ -42,6 +42,7 @@ class SpoolState:
     refused: list[int] = field(default_factory=list)
     unsent_from: int | None = 0
     doubted: list[int] = field(default_factory=list)
+    input_first: int = 0
 
     def offset_of(self, index: int) -> int:
         """Return the offset of a record, or of the next one that is not refused."""
@@ -105,7 +106,7 @@ def _check(state: SpoolState) -> None:
     if not isinstance(state.channel, str) or not isinstance(state.records, str) or not _are_lists(state):
         raise TypeError("it has other types")
     numbers = [number for number in (state.shift, state.unsent_from) if number is not None]
-    numbers += state.refused + state.doubted
+    numbers += [*state.refused, *state.doubted, state.input_first]
     if any(type(number) is not int or abs(number) >= _MOST_OFFSET for number in numbers):
         raise TypeError("a number is none")
     if sorted(set(state.refused)) != state.refused:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -21,13 +24,18 @@ from forebay.client import (
     Sender,
     SenderClosedError,
     SenderLimits,
+    SendError,
     SpoolFullError,
 )
+from forebay.client.channel_requests import ChannelRequests
+from forebay.client.spool_state import SpoolState
 from tests.support.polling import eventually, joined
 from tests.support.servers.channel_receiver import ChannelReceiver, Reply, channel_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from forebay.client.framing import Record
 
 SECONDS = 20.0
 LIMITS = SenderLimits(linger=0.001, request_timeout=5.0, set_back_timeout=0.2)
@@ -311,9 +319,30 @@ def test_a_receiver_that_refuses_everything_stops_the_sender(receiver: ChannelRe
     assert receiver.channels["a"] == numbers(3, 100)
 
 
+def test_refused_records_that_were_dealt_with_are_not_counted(receiver: ChannelReceiver, tmp_path: Path) -> None:
+    receiver.before = lambda _, __, records: Reply(400) if b"0" in records else None
+    with sender(receiver, tmp_path, limits=SenderLimits(linger=0.001, refused=1)) as made:
+        for number in range(2):
+            made.send_many([b"0", b"%d" % (number + 1)])
+            made.flush(SECONDS)
+            assert made.status().refused == 1
+            (tmp_path / "refused.jsonl").unlink()
+        assert made.status().refused == 0
+    assert receiver.channels["a"] == [b"1", b"2"]
+
+
 def send_kilobytes(made: Sender, count: int) -> None:
     for _ in range(count):
         made.send(b'"%s"' % (b"x" * 1000))
+
+
+@pytest.mark.parametrize("record", [b'"%s"' % (b"x" * 200), {"a": "x" * 20_000}], ids=["bytes", "mapping"])
+def test_many_records_have_room_in_a_small_spool(receiver: ChannelReceiver, tmp_path: Path, record: Record) -> None:
+    limits = SenderLimits(linger=0.001, spool_bytes=2**18)
+    with sender(receiver, tmp_path, limits=limits) as made:
+        made.send_many([record] * 900)
+        made.flush(SECONDS)
+    assert len(receiver.channels["a"]) == 900
 
 
 def test_a_full_spool_makes_send_wait_and_then_says_so(receiver: ChannelReceiver, tmp_path: Path) -> None:
@@ -478,6 +507,117 @@ def test_two_senders_of_one_channel_are_found_before_records_are_taken_for_known
     assert receiver.channels["a"] == wanted
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_what_the_channel_forgets_is_waited_for_and_then_sent_again(
+    receiver: ChannelReceiver, tmp_path: Path, *, returns: bool
+) -> None:
+    """Check a failover of which the sender still has the records: the receiver may register them again by itself."""
+    limits = SenderLimits(linger=0.001, set_back_timeout=0.3)
+    with sender(receiver, tmp_path, limits=limits) as made:
+        for begin, lost in ((0, 10), (11, 21)):
+            made.send_many(numbers(begin, lost))
+            made.flush(SECONDS)
+            with receiver.lock:
+                del receiver.channels["a"][lost - 6 :]
+            began = time.monotonic()
+            made.send(b"%d" % lost)
+            eventually(lambda: "set back to" in made.status().last_error, "that it waits")
+            with pytest.raises(FlushTimeoutError):
+                made.flush(0)
+            if returns:
+                with receiver.lock:
+                    receiver.channels["a"] += numbers(lost - 6, lost)
+            made.flush(SECONDS)
+            # The wait is given each time.
+            assert returns or time.monotonic() - began > 0.3
+    assert receiver.channels["a"] == numbers(0, 22)
+
+
+def test_records_of_others_behind_ours_are_still_an_error_after_a_restart(
+    receiver: ChannelReceiver, tmp_path: Path
+) -> None:
+    def joins(channel: str, _: int, records: list[bytes]) -> Reply:
+        receiver.before = lambda *_: None
+        receiver.channels[channel] = [*records, *[b'"other"'] * 5]
+        return Reply(200, {"records": 5}, {"Forebay-Offset": "10"})
+
+    receiver.before = joins
+    limits = SenderLimits(linger=0.001, batch_records=5)
+    with sender(receiver, tmp_path, limits=limits) as made:
+        made.send_many(numbers(0, 20))
+        with pytest.raises(ChannelMismatchError, match="has sent those from 0 to 5: another sender"):
+            made.flush(SECONDS)
+    with sender(receiver, tmp_path, limits=limits) as made, pytest.raises(ChannelMismatchError, match="had 5 records"):
+        made.flush(SECONDS)
+    with sender(receiver, tmp_path, limits=limits, on_mismatch="resend") as made:
+        made.flush(SECONDS)
+    assert receiver.channels["a"] == [*numbers(0, 5), *[b'"other"'] * 5, *numbers(5, 20)]
+
+
+class FullDisk:
+    """Fail one write of the spool's state."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, fails_at: int = 1) -> None:
+        self._left = fails_at
+        self._write = SpoolState.write
+        # A bound method would not be given the state.
+        patch.setattr(SpoolState, "write", lambda state, folder: self.write(state, folder))  # noqa: PLW0108
+
+    def write(self, state: SpoolState, folder: Path) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise OSError(errno.ENOSPC, "no space")
+        self._write(state, folder)
+
+
+def test_a_doubt_that_a_full_disk_does_not_note_is_an_error(
+    receiver: ChannelReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sender(receiver, tmp_path) as made:
+        made.send(b"0")
+        made.flush(SECONDS)
+        receiver.channels["a"] += [b'"other"'] * 3
+        FullDisk(monkeypatch)
+        made.send_many(numbers(1, 4))
+        with pytest.raises(ChannelMismatchError, match=r"another sender .*could not note it .*no space.* 1 to 3 when"):
+            made.flush(SECONDS)
+
+
+def test_a_disk_that_is_full_for_a_moment_at_the_start_ends_nothing(
+    receiver: ChannelReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.channels["a"] = [b"0"]
+    FullDisk(monkeypatch, fails_at=2)
+    with sender(receiver, tmp_path) as made:
+        made.send(b"1")
+        made.flush(SECONDS)
+    assert receiver.channels["a"] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("reply", [Reply(429), None], ids=["429", "no connection"])
+def test_a_request_that_was_not_taken_is_no_first_try(
+    receiver: ChannelReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: Reply | None
+) -> None:
+    with sender(receiver, tmp_path) as made:
+        eventually(lambda: len(receiver.asked) == 1, "that it meets the channel")
+        if reply is None:
+            made._delivery._requests.close()
+            monkeypatch.setattr(ChannelRequests, "_connected", refuse_connection)
+        else:
+            receiver.before = lambda *_: reply
+        made.send(b"1")
+        eventually(lambda: bool(made.status().last_error), "a failed try")
+        receiver.channels["a"] = [b'"other"']
+        receiver.before = lambda *_: None
+        monkeypatch.undo()
+        with pytest.raises(ChannelMismatchError, match="another sender"):
+            made.flush(SECONDS)
+
+
+def refuse_connection(_: ChannelRequests) -> NoReturn:
+    raise ConnectionRefusedError
+
+
 # -- answers of others -------------------------------------------------------------------------------------------------
 
 
@@ -512,6 +652,45 @@ def test_a_closed_sender_takes_nothing(receiver: ChannelReceiver, tmp_path: Path
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("sender")] == []
     open_files = {str(file.resolve()) for file in Path("/proc/self/fd").iterdir()}
     assert [file for file in open_files if file.startswith(str(tmp_path))] == []
+
+
+def refusals_of_a_child(made: Sender) -> list[str]:
+    """Fork, use the sender in the child, and return what that raised there."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # it must not wait for ever
+        said = []
+        try:
+            for use in (partial(made.send, b'"child"'), partial(made.send_many, [b"1"]), made.flush):
+                try:
+                    use()
+                except SendError as error:
+                    said.append(f"{type(error).__name__}: {error}")
+            made.close()
+        finally:
+            os.write(writer, json.dumps(said).encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        said = json.loads(told.read())
+    assert os.waitpid(child, 0)[1] == 0
+    assert isinstance(said, list)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_of_the_process_changes_nothing(receiver: ChannelReceiver, tmp_path: Path) -> None:
+    with sender(receiver, tmp_path, fsync="always") as made:
+        made.send(b"1")
+        # Its threads may hold the spool's lock.
+        with made._spool.changed:
+            said = refusals_of_a_child(made)
+        assert len(said) == 3
+        assert all(one.startswith("SpoolLockedError") and "opened by process" in one for one in said)
+        made.send(b"22")
+        made.flush(SECONDS)
+    assert receiver.channels["a"] == [b"1", b"22"]
 
 
 def test_threads_may_send_at_the_same_time(receiver: ChannelReceiver, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def send(
         typer.Option(metavar="NAME", help='Send each line of text as an object, {"NAME": "the line"}.'),
     ] = None,
     resume: Annotated[  # noqa: FBT002
-        bool, typer.Option("--resume", help="Pass over as many lines as the spool has taken: the input is the same.")
+        bool, typer.Option("--resume", help="Pass over as many lines as the last run took: the input is the same.")
     ] = False,
     timeout: Annotated[
         float | None,
@@ -60,8 +60,8 @@ def send(
     a receiver the spool grows, up to 1 GiB; the next `forebay send` with the same spool and channel goes on. Blank
     lines are passed over. A line that is no JSON is named, left out, and makes the exit code 1.
 
-    If it was killed, run the same command with --resume: it passes over the lines that the spool took before. A token
-    for the source is in the variable FOREBAY_SEND_TOKEN.
+    If it was killed, run the same command with --resume: it passes over the lines that the spool has taken since the
+    last run without --resume. A token for the source is in the variable FOREBAY_SEND_TOKEN.
 
     For example:
 
@@ -75,7 +75,9 @@ def send(
             sender = stack.enter_context(
                 Sender(url, channel=channel, spool=spool, token=os.environ.get(_TOKEN) or None)
             )
-            lines = _Lines(sender, field, to_pass=sender.status().taken if resume else 0)
+            if not resume:
+                sender.begin_input()
+            lines = _Lines(sender, field, to_pass=sender.status().input_taken if resume else 0)
             _send_all(sender, lines, file, timeout)
         except FlushTimeoutError as error:
             raise CommandError(f"{error} when you run it again") from error

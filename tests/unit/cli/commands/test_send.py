@@ -69,6 +69,18 @@ def test_the_same_input_goes_on_where_the_spool_is(
     assert (json.loads(again.stdout)["passed"], len(receiver.channels["a"])) == (20, 20)
 
 
+def test_a_second_input_goes_on_where_it_was_and_not_where_the_first_one_ended(
+    receiver: ChannelReceiver, tmp_path: Path
+) -> None:
+    run(receiver, tmp_path / "spool", b"".join(b"%d\n" % number for number in range(10)))
+    lines = b"".join(b"%d\n" % number for number in range(10, 30))
+    run(receiver, tmp_path / "spool", lines[:6])
+    for passed in (2, 20):
+        done = run(receiver, tmp_path / "spool", lines, "--resume", "--json")
+        assert json.loads(done.stdout)["passed"] == passed
+        assert receiver.channels["a"] == [b"%d" % number for number in range(30)]
+
+
 def test_what_is_not_registered_in_time_stays_and_is_named(receiver: ChannelReceiver, tmp_path: Path) -> None:
     receiver.before = lambda *_: Reply(503, {"detail": "paused"})
     file = tmp_path / "lines"
