@@ -61,6 +61,7 @@ class FluentForward(Source):
     record_column: ClassVar[str] = "record"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     receiver_class: ClassVar[str] = "forebay_contrib.fluent_forward.receiver:FluentForwardReceiver"
+    letter_judge: ClassVar[str] = "forebay_contrib.fluent_forward.records:judge_letters"
 
     kind: Literal["fluent_forward"] = "fluent_forward"
     listen: str

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from forebay_contrib.fluent_forward.declaration import FluentForward
 from forebay_contrib.fluent_forward.json_text import Effort, NoRecordError, json_of, time_of
-from forebay_contrib.fluent_forward.messages import EntryScanner, plain_record_at, plain_time_at
+from forebay_contrib.fluent_forward.messages import EntryScanner, MessageSplitter, plain_record_at, plain_time_at
 from forebay_contrib.fluent_forward.scanning import (
     EXTENSIONS,
     NIL,
@@ -41,7 +41,7 @@ from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay_contrib.fluent_forward.messages import Message
 
@@ -192,6 +192,28 @@ def parse(message: Message, origin: Origin, limits: Limits) -> Parsed:
 def _aside(data: bytes, error: NoRecordError) -> Rows:
     """Return a whole message as one dead letter."""
     return Rows(letters=[DeadLetter(error.reason, data, why=str(error))], nbytes=len(data) + _ROW_BYTES)
+
+
+def judge_letters(source: FluentForward, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:
+    """Return why dead letters are no records, by their places; see ``Source.refusals``.
+
+    A record that was read is JSON, so what is ``unparsable`` was refused here.
+    """
+    if reason != DeadLetterReason.UNPARSABLE.label:
+        return {}
+    limits = Limits(source.max_message_bytes, source.max_record_bytes, source.max_waiting_bytes)
+    return dict(enumerate(_why_refused(letter, limits) for letter in letters))
+
+
+def _why_refused(letter: bytes, limits: Limits) -> str:
+    splitter = MessageSplitter(limits.message)
+    splitter.take(letter)
+    try:
+        message = splitter.next_message()
+    except (NotMessagePackError, TooLongError) as error:
+        return f"it is no message of the Forward protocol: {error}"
+    found = [] if message is None else parse(message, Origin("", 0), limits).rows.letters
+    return found[0].why if found else "it is no whole message of the Forward protocol"
 
 
 class _Reader:

@@ -51,6 +51,7 @@ class Gelf(Source):
     record_column: ClassVar[str] = "value"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
     receiver_class: ClassVar[str] = "forebay_contrib.gelf.receiver:GelfReceiver"
+    letter_judge: ClassVar[str] = "forebay_contrib.gelf.messages:judge_letters"
 
     kind: Literal["gelf"] = "gelf"
     listen: str

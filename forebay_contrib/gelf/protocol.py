@@ -5,7 +5,14 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from forebay_contrib.gelf.messages import BLANKS, DOES_NOT_FIT, NoMessageError, errors_in, is_compressed
+from forebay_contrib.gelf.messages import (
+    BLANKS,
+    DOES_NOT_FIT,
+    NoMessageError,
+    errors_in,
+    is_compressed,
+    judge_letters,
+)
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.requests.decompression import decompressed
 from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
@@ -23,7 +30,7 @@ from receiver_runtime.receivers.http.rows import Rows
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
@@ -71,6 +78,10 @@ class GelfHttp(HttpProtocol):
     def routes(self) -> Sequence[Route]:
         """See ``HttpProtocol``."""
         return [Route(_PATH, _is_any, parse_messages, _DESCRIBED, _answer, _refuse)]
+
+    def refusals(self, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:
+        """See ``HttpProtocol``."""
+        return judge_letters(self, reason, letters)
 
 
 def parse_messages(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> PushedRows:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import zstandard
 
+from forebay_contrib.fluent_forward.declaration import FluentForward
 from forebay_contrib.fluent_forward.messages import MessageSplitter
 from forebay_contrib.fluent_forward.records import Limits, Origin, Parsed, parse
 from forebay_contrib.fluent_forward.scanning import NotMessagePackError, TooLongError, ValueScanner
@@ -398,3 +399,14 @@ def test_a_value_ends_where_its_encoding_ends(value: object) -> None:
     assert not any(scanner.scan(data[:end]) for end in range(0, len(data), max(1, len(data) // 50)))
     assert scanner.scan(data + b"more")
     assert scanner.at == len(data)
+
+
+def test_a_dead_letter_says_why_it_was_refused_and_never_fits_a_typed_stream() -> None:
+    source = FluentForward(listen="127.0.0.1:0")
+    [letter] = one("t", [[1, {"x": msgspec.msgpack.Ext(9, b"")}]]).rows.letters
+    raw = b'{"n":1}'
+    whys = source.refusals("unparsable", [letter.data, raw, b"\xc1", encode(["t", 1])])
+    assert whys[0] == letter.why
+    assert all("message of the Forward protocol" in whys[place] for place in (1, 2, 3))
+    # The stream's parser refused it.
+    assert source.refusals("does_not_fit", [raw]) == {}

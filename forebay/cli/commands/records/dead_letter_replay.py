@@ -23,8 +23,8 @@ from forebay.cli.commands.records.stored_letters import (
     APPLICATION,
     SHOWN_BYTES,
     as_text,
+    letter_reader,
     read_letters,
-    stream_reader,
 )
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
@@ -118,8 +118,8 @@ def replay(
         parsed: list[LettersToParse] = []
         planned = []
         for row, records in read:
-            reader = None if to or address or _is_cut(row, records) else stream_reader(connection, row)
-            if reader is None:
+            reader = None if to or address or _is_cut(row, records) else letter_reader(connection, row)
+            if reader is None or reader.records is None:
                 _refuse_wanted(row)
                 planned.append(_planned(connection, row, records, to=to, address=address))
             else:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from forebay.cli.commands.records.stored_letters import SHOWN_BYTES, as_text, shown_letter, whys
+from forebay.cli.commands.records.stored_letters import SHOWN_BYTES, as_text
 from forebay.cli.terminal.failures import CommandError
 from tracker_store.blocks.dead_letters import read_dead_letter_row, want_replay
 from tracker_store.host.terminal_text import escaped
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from forebay.cli.commands.records.stored_letters import LetterReader
     from forebay.cli.terminal.console import Console
-    from receiver_runtime.record_formats.record_reader import RecordReader
     from tracker_store.blocks.dead_letters import DeadLetterRow
 
 _START_SECONDS = 60.0  # how long a receiver may take to drain, to be placed and to start
@@ -41,10 +41,10 @@ class LettersToParse:
     shown: dict[int, bytes]
 
     @classmethod
-    def of(cls, row: DeadLetterRow, records: Sequence[bytes], reader: RecordReader) -> Self:
+    def of(cls, row: DeadLetterRow, records: Sequence[bytes], reader: LetterReader) -> Self:
         """Return the row's records as the stream's reader sees them. Raises CommandError if none fits."""
         waiting = {number: records[number - 1] for number in row.waiting_records}
-        found = dict(zip(waiting, whys(reader, list(waiting.values())), strict=True))
+        found = dict(zip(waiting, reader.whys(list(waiting.values())), strict=True))
         if waiting and None not in found.values():
             number, why = next(iter(found.items()))
             message = (
@@ -52,7 +52,7 @@ class LettersToParse:
                 f"{escaped(str(why))}: correct and apply the declaration, or write them with --to FILE and correct them"
             )
             raise CommandError(message)
-        return cls(row, waiting, found, {number: shown_letter(reader, one) for number, one in waiting.items()})
+        return cls(row, waiting, found, {number: reader.shown(one) for number, one in waiting.items()})
 
     @property
     def fitting(self) -> int:

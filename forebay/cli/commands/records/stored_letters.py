@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,14 +67,45 @@ def read_letters(console: Console, dead_letter_id: int) -> tuple[DeadLetterRow, 
             raise typer.Exit(1) from error
 
 
-def stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader | None:
+@dataclass(frozen=True, slots=True)
+class LetterReader:
+    """Judge a row's letters: by the parser of its source, and by the reader of its stream, if that is typed."""
+
+    reason: str
+    source: Source
+    records: RecordReader | None
+
+    def whys(self, letters: Sequence[bytes]) -> list[str | None]:
+        """Return for each letter why it does not fit; None: nothing here refuses it."""
+        try:
+            refused = self.source.refusals(self.reason, letters)
+        except SourceError as error:
+            return [f"it can't be read here: {error}"] * len(letters)
+        found = [None] * len(letters) if self.records is None else whys(self.records, letters)
+        return [refused.get(place, why) for place, why in enumerate(found)]
+
+    def shown(self, letter: bytes) -> bytes:
+        """Return what people are shown of a letter: the record, with its key if that is parsed too."""
+        return self.records.shown(letter) if isinstance(self.records, _RowReader) else letter
+
+
+def letter_reader(connection: sa.Connection, row: DeadLetterRow) -> LetterReader | None:
+    """Return what judges a row's letters; None where nothing does."""
+    if row.reason not in _PARSED:
+        return None
+    try:
+        source = parse_source(get_receiver(connection, row.receiver_id).source)
+    except (NoSuchReceiverError, SourceError):
+        return None
+    return LetterReader(row.reason, source, _stream_reader(connection, row))
+
+
+def _stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader | None:
     """Return what parses a row's records, as its stream is declared now; None where nothing parses them.
 
     A record of another stream than a typed one was put aside by its source, and one with another reason is no whole
     record, or not the record alone.
     """
-    if row.reason not in _PARSED:
-        return None
     try:
         receiver = get_receiver(connection, row.receiver_id)
         records = None if receiver.records is None else parse_records(receiver.records)
@@ -117,11 +149,6 @@ class _RowReader(RecordReader):
         [row] = self._rows.rows_of([letter]).select([KEY, self._record]).to_pylist()
         named = ((name, row[column]) for name, column in (("key", KEY), ("record", self._record)))
         return b", ".join(name.encode() + b" " + (b"null" if value is None else bytes(value)) for name, value in named)
-
-
-def shown_letter(reader: RecordReader | None, letter: bytes) -> bytes:
-    """Return what people are shown of a letter: the record, with its key if that is parsed too."""
-    return reader.shown(letter) if isinstance(reader, _RowReader) else letter
 
 
 def whys(reader: RecordReader, records: Sequence[bytes]) -> list[str | None]:
