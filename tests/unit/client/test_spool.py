@@ -137,7 +137,7 @@ class SpoolAgainstList(RuleBasedStateMachine):
 
 
 TestSpoolAgainstList = SpoolAgainstList.TestCase
-TestSpoolAgainstList.settings = settings(max_examples=examples(80), stateful_step_count=25, deadline=None)
+TestSpoolAgainstList.settings = settings(max_examples=examples(48), stateful_step_count=25, deadline=None)
 TestSpoolAgainstList = pytest.mark.search(TestSpoolAgainstList)
 
 

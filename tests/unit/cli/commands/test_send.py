@@ -85,7 +85,7 @@ def test_what_is_not_registered_in_time_stays_and_is_named(receiver: ChannelRece
     receiver.before = lambda *_: Reply(503, {"detail": "paused"})
     file = tmp_path / "lines"
     file.write_bytes(b"1\n2\n")
-    done = run(receiver, tmp_path / "spool", b"", "--from", str(file), "--timeout", "0.5")
+    done = run(receiver, tmp_path / "spool", b"", "--from", str(file), "--timeout", "0.2")
     assert done.exit_code == 1
     assert "2 records of channel a are not registered" in done.output.replace("\n", " ")
     assert "503: paused" in done.output.replace("\n", " ")
