@@ -146,6 +146,20 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def without_text(kind: pa.DataType) -> pa.DataType:
+    """Return the type that has bytes where this one has text, also inside lists, maps and structs."""
+    if pa.types.is_map(kind):
+        return pa.map_(without_text(kind.key_type), without_text(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(without_text(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_text(field.type)) for field in kind])
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    return pa.binary() if pa.types.is_string(kind) else kind
+
+
 def _holds_text(kind: pa.DataType) -> bool:
     if pa.types.is_map(kind):
         return _holds_text(kind.key_type) or _holds_text(kind.item_type)

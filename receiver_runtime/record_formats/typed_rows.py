@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from receiver_runtime.block_path.block_handler import DeadLetter
-from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck
+from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck, without_text
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.block_store.frames.payload import encode_row
@@ -197,11 +197,14 @@ class TypedRows(RowCheck):
         if not letter.startswith(_STREAM):
             return None
         try:
-            with pa.ipc.open_stream(letter) as stream:
-                if not stream.schema.equals(self._source):
-                    return None
-                row = stream.read_next_batch()
-            row.validate(full=True)
+            messages = pa.ipc.MessageReader.open_stream(letter)
+            if not pa.ipc.read_schema(messages.read_next_message()).equals(self._source):
+                return None
+            message = messages.read_next_message()
+            # Its text may be why it is a letter: all else must be right.
+            kinds = [field.with_type(without_text(field.type)) for field in self._source]
+            pa.ipc.read_record_batch(message, pa.schema(kinds)).validate(full=True)
+            row = pa.ipc.read_record_batch(message, self._source)
         except (OSError, StopIteration, pa.ArrowException):
             return None
         return row if row.num_rows == 1 else None
