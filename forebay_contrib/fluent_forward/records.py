@@ -61,6 +61,7 @@ _ONE_VALUE, _TWO_VALUES, _THREE_VALUES = b"\x91", b"\x92", b"\x93"
 _LEAST_VALUES, _MOST_VALUES = 2, 4
 _MESSAGE_VALUES = 3  # without the option: tag, time and record
 _NO_METADATA = b"{}"
+_NIL_VALUE = bytes([NIL])
 _ACK_HEAD = b"\x81\xa3ack"
 _DECODE = msgspec.msgpack.Decoder().decode
 _COMPRESSIONS = {"gzip", "zstd"}
@@ -264,6 +265,8 @@ class _Reader:
             option = _OPTION.decode(self._data[begin:end]) or _Option()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise NoRecordError(f"the option is no map, or has a value of another type: {error}") from None
+        if bytes(option.chunk) == _NIL_VALUE:
+            option.chunk = msgspec.Raw(b"")
         chunk = bytes(option.chunk)
         if chunk and not (is_text(chunk[0]) and len(chunk) <= _MOST_CHUNK_BYTES):
             raise NoRecordError(f"the chunk is no text of at most {_MOST_CHUNK_BYTES} bytes: it can't be acknowledged")

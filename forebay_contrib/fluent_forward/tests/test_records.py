@@ -63,6 +63,7 @@ ENTRIES = [entry(1), entry(2)]
         # Text, as senders of the old protocol write it.
         [ENTRIES, {"size": 2}],
         [ENTRIES, None],
+        [ENTRIES, {"chunk": None}],
         [packed(*ENTRIES), {"compressed": "text"}],
         [gzip.compress(packed(*ENTRIES)), {"compressed": "gzip"}],
         # Fluentd compresses what it appends, and sends it as it is.
