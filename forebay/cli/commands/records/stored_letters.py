@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import typer
 
 from forebay.cli.instance.database import driver_log
+from forebay.cli.terminal.failures import CommandError
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_path.text_check import RowsWaitError
@@ -50,21 +50,25 @@ SHOWN_BYTES = 2_000  # bytes of a letter that are shown; `--all` of `show` shows
 
 def read_letters(console: Console, dead_letter_id: int) -> tuple[DeadLetterRow, list[bytes]]:
     """Return a row and its records from the block store; print why that can't be done, and exit with 1."""
-    settings = Settings()
     with driver_log(console, application_name=APPLICATION) as connection:
-        row = read_dead_letter_row(connection, dead_letter_id)
-        place = find_dead_letter(connection, dead_letter_id)
-        if row is None or place is None:
-            console.print(f"There is no dead letter {dead_letter_id}: it was cleaned up, or never there.")
-            raise typer.Exit(1)
-        path, handle = place
-        try:
-            store = open_attached_store(connection, settings.block_store_roots)
-            frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
-            return row, letters_of(frame, path, handle.offset, BlockKeys(settings.block_key_references))
-        except (BlockStoreError, OSError) as error:
-            console.print(str(error), style="bold red", markup=False)
-            raise typer.Exit(1) from error
+        return find_letters(connection, dead_letter_id)
+
+
+def find_letters(connection: sa.Connection, dead_letter_id: int) -> tuple[DeadLetterRow, list[bytes]]:
+    """Return a row and its records from the block store. Raises CommandError."""
+    settings = Settings()
+    row = read_dead_letter_row(connection, dead_letter_id)
+    place = find_dead_letter(connection, dead_letter_id)
+    if row is None or place is None:
+        message = f"There is no dead letter {dead_letter_id}: it was cleaned up, or never there."
+        raise CommandError(message)
+    path, handle = place
+    try:
+        store = open_attached_store(connection, settings.block_store_roots)
+        frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
+        return row, letters_of(frame, path, handle.offset, BlockKeys(settings.block_key_references))
+    except (BlockStoreError, OSError) as error:
+        raise CommandError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

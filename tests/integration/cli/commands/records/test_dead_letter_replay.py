@@ -188,12 +188,26 @@ def test_a_row_is_sent_once_unless_it_is_asked_for_again(stream: Stream, port: i
     assert "Replayed at" in CliRunner().invoke(app, ["dead-letters", "show", str(first)]).stderr
 
 
-def test_of_rows_that_can_not_all_be_sent_none_is(stream: Stream, port: int) -> None:
+def test_a_row_that_can_not_be_sent_is_named_and_its_neighbour_is_sent(stream: Stream, port: int) -> None:
     good, bad = stream.add(b"one"), stream.add(b"half", reason=DeadLetterReason.TRUNCATED)
     with Receiving(port) as receiver:
-        refused = replay(good, bad)
-    assert (refused.exit_code, "no whole record" in refused.stderr) == (1, True)
-    assert (receiver.connections, stream.replayed_to(good)) == ([], None)
+        done = replay(bad, 987654, good, "--json")
+    assert (done.exit_code, "no whole record" in done.stderr) == (1, True), done.output
+    assert (receiver.connections, stream.replayed_to(good)) == ([b"one\n"], f"127.0.0.1:{port}")
+    said = json.loads(done.stdout)
+    assert ([one["id"] for one in said["dead_letters"]], [one["id"] for one in said["refused"]]) == (
+        [good],
+        [bad, 987654],
+    )
+
+
+def test_a_row_of_which_nothing_fits_keeps_no_other_back(stream: Stream) -> None:
+    declare_records(stream.connection, Json("item STRING"))
+    good, bad = (stream.add(one, reason=DeadLetterReason.DOES_NOT_FIT) for one in (b'{"item": "tea"}', b'{"item": 1}'))
+    done = replay(bad, good, "--dry-run")
+    assert done.exit_code == 1
+    assert f"Dead letter {bad}: none of 1 record(s) fits" in done.stderr
+    assert f"Dead letter {good}: 1 of 1 record(s) would go to" in done.stderr
 
 
 def test_the_beginning_of_a_large_record_is_not_sent_as_a_record(stream: Stream, port: int) -> None:
