@@ -8,6 +8,7 @@ from __future__ import annotations
 from forebay.client.errors import (
     ChannelMismatchError,
     FlushTimeoutError,
+    InputOpenError,
     RecordRefusedError,
     RequestRefusedError,
     SenderClosedError,
@@ -21,6 +22,7 @@ from forebay.client.sender import Sender, SenderLimits, SenderStatus
 __all__ = [
     "ChannelMismatchError",
     "FlushTimeoutError",
+    "InputOpenError",
     "RecordRefusedError",
     "RequestRefusedError",
     "SendError",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9._~-]{1,120}")
 _OFFSET = re.compile(r"[0-9]{1,19}")
 _MOST_OFFSET = 2**63
+# How a source may make records of a body, so that each line is one.
+_LINE_BODIES = ("auto", "json_lines", "lines")
 _MOST_ANSWER_BYTES = 2**16
 _MOST_REASON = 500
 _MOST_RETRY_SECONDS = 300.0
@@ -108,6 +110,11 @@ class ChannelRequests:
             known = f"{parts.username}:{parts.password or ''}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(known).decode()}"
 
+    @property
+    def path(self) -> str:
+        """Return the URL's path, which names the stream."""
+        return self._path
+
     def position(self) -> Answer:
         """Ask which offset the channel expects next.
 
@@ -124,6 +131,11 @@ class ChannelRequests:
             raise RequestRefusedError(
                 f"{self._position_path} was answered without the channel's offset: give the URL of a stream of "
                 "an Http source"
+            )
+        if (body_as := body.get("body", "auto")) not in _LINE_BODIES:
+            raise RequestRefusedError(
+                f"the source has body={body_as!r}, which does not make a record of each line: declare it with "
+                '"auto", "json_lines" or "lines"'
             )
         return Answer(answer.status, offset)
 

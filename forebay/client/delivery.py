@@ -35,6 +35,8 @@ _REFUSES_RECORDS = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
 _NOT_A_CHANNEL = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
+# Of the question for the position: as above, or the stream takes no channels.
+_NO_POSITION = _NOT_A_CHANNEL | {HTTPStatus.BAD_REQUEST}
 
 
 class Delivery:
@@ -171,11 +173,8 @@ class Delivery:
         if answer.status == HTTPStatus.OK:
             self._answered_well()
             return answer.offset
-        if answer.status in _NOT_A_CHANNEL:
-            raise RequestRefusedError(
-                f"the receiver knows no channels at this URL ({answer.status}: {answer.reason}): give the stream's, "
-                "as http://host:8080/v1/STREAM, of an Http source of a version that has channels"
-            )
+        if answer.status in _NO_POSITION:
+            raise _no_channels(answer)
         self._wait_again(f"{answer.status}: {answer.reason}", answer.retry_after)
         return None
 
@@ -222,6 +221,8 @@ class Delivery:
             self._go_on_from(answer.offset, offset, answer)
         elif answer.status in _REFUSES_RECORDS:
             self._refused(batch, offset, answer)
+        elif answer.status in _NOT_A_CHANNEL:
+            raise _no_channels(answer)
         else:
             if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
                 # It was not taken. After 503 it may be: such as when its block is registered too late for an answer.
@@ -246,6 +247,10 @@ class Delivery:
         self._size.on_taken()
         self._answered_well()
         self._move_to(answer.offset)
+        with self._spool.changed:
+            if self._spool.state.path != self._requests.path:
+                self._spool.state.path = self._requests.path
+                self._spool.state.write(self._spool.folder)
 
     def _go_on_from(self, position: int, offset: int, answer: Answer) -> None:
         """Go on where the receiver is."""
@@ -320,3 +325,10 @@ class Delivery:
             self.last_error = why
             _log.info("%s: %s: sends again in %.1f s", self._spool.folder, why, seconds)
             self._spool.changed.wait_for(lambda: self._is_stopped, max(0.0, deadline - time.monotonic()))
+
+
+def _no_channels(answer: Answer) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"there are no channels at this URL ({answer.status}: {answer.reason}): give the stream's, as "
+        "http://host:8080/v1/STREAM, of an Http source that takes channels"
+    )

@@ -31,6 +31,10 @@ class RequestRefusedError(SendError):
     """Requests are refused whatever they hold: correct the URL or the source."""
 
 
+class InputOpenError(SendError):
+    """The last input was not read to its end: continue it, or begin another one."""
+
+
 class FlushTimeoutError(SendError, TimeoutError):
     """Not all records are registered yet: they stay in the spool, and are sent again."""
 

@@ -55,12 +55,13 @@ def meet(spool: Spool, position: int, on_mismatch: OnMismatch) -> Meeting:
     if position < first:
         raise ChannelMismatchError(
             f"the channel expects the record with offset {position}, and {spool.folder} holds only those from {first} "
-            "on: the receiver lost records that were registered (its driver log was restored, or its stream removed), "
-            f"or the token is another sender's: {_WAYS_OUT}"
+            "on: the URL is another stream's, or the token another sender's, or the receiver lost records that were "
+            f"registered (its driver log was restored, or its stream removed): {_WAYS_OUT}"
         )
     raise ChannelMismatchError(
         f"the channel expects the record with offset {position}, and {spool.folder} has sent only those before "
-        f"{unsent}: the spool is an old copy, or another sender uses the channel: {_WAYS_OUT}"
+        f"{unsent}: the URL is another stream's, the spool is an old copy, or another sender uses the channel: "
+        f"{_WAYS_OUT}"
     )
 
 

@@ -16,7 +16,14 @@ from forebay.client.batch import fitting
 from forebay.client.batch_size import BatchLimits
 from forebay.client.channel_requests import ChannelRequests
 from forebay.client.delivery import Delivery
-from forebay.client.errors import FlushTimeoutError, RecordRefusedError, SenderClosedError, SpoolFullError
+from forebay.client.errors import (
+    ChannelMismatchError,
+    FlushTimeoutError,
+    InputOpenError,
+    RecordRefusedError,
+    SenderClosedError,
+    SpoolFullError,
+)
 from forebay.client.framing import FRAMINGS
 from forebay.client.spool import Spool
 
@@ -83,8 +90,7 @@ class SenderStatus:
     Args:
         channel: its name.
         taken: records that the spool has taken since it was made.
-        input_taken: of these, how many since the last `begin_input`.
-        registered: of those taken, how many are registered or set aside.
+        registered: of these, how many are registered or set aside.
         waiting: the others.
         refused: records in the spool's `refused.jsonl`.
         dead_letters: records of this process that the receiver kept as dead letters.
@@ -94,7 +100,6 @@ class SenderStatus:
 
     channel: str
     taken: int
-    input_taken: int
     registered: int
     waiting: int
     refused: int
@@ -123,6 +128,7 @@ class Sender:
         ValueError: an argument is wrong.
         SpoolLockedError: the spool is open already.
         SpoolDamagedError: the spool is not as it was written, or of another channel.
+        ChannelMismatchError: its records were registered at another URL's path.
         OSError: the folder can't be used.
     """
 
@@ -153,6 +159,14 @@ class Sender:
         self._fsync = fsync
         self._limits = limits
         self._spool = Spool(Path(spool), channel, self._framing, most_bytes=limits.spool_bytes)
+        known_path = self._spool.state.path
+        if on_mismatch == "error" and known_path not in {"", requests.path}:
+            self._spool.close()
+            raise ChannelMismatchError(
+                f"{spool} holds records of {known_path}, and the URL's path is {requests.path}: give the URL of that "
+                "stream, or another spool; if it is the same one at another path, open the sender once with "
+                'on_mismatch="resend" (--on-mismatch resend)'
+            )
         self._delivery = Delivery(
             self._spool,
             requests,
@@ -209,16 +223,6 @@ class Sender:
         if self._fsync == "always" and end:
             self._spool.sync(end)
 
-    def begin_input(self) -> None:
-        """Note durably that what is sent from here on is another input: `status().input_taken` counts its records.
-
-        Raises:
-            SendError: the sender is closed, or has failed.
-            OSError: it could not be written.
-        """
-        self._check()
-        self._spool.begin_input()
-
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all records that were sent before are registered, or set aside.
 
@@ -236,7 +240,7 @@ class Sender:
             raise SenderClosedError(f"{self._spool.folder} is closed: open another sender")
         status = self.status()
         raise FlushTimeoutError(
-            f"{status.waiting} records of channel {self._channel} are not registered after {timeout} s: "
+            f"{status.waiting} records of channel {self._channel} are not registered after {timeout or 0:g} s: "
             f"{status.last_error or 'there is no answer yet'}: they stay in {self._spool.folder}, and are sent again"
         )
 
@@ -249,7 +253,6 @@ class Sender:
             return SenderStatus(
                 self._channel,
                 taken=spool.end,
-                input_taken=max(0, spool.end - spool.state.input_first),
                 registered=spool.acknowledged,
                 waiting=spool.end - spool.acknowledged,
                 refused=spool.refused.count,
@@ -257,6 +260,38 @@ class Sender:
                 spool_bytes=spool.used_bytes,
                 last_error=self._delivery.last_error if failure is None else str(failure),
             )
+
+    def begin_input(self, *, resume: bool = False, abandon: bool = False) -> int:
+        """Note durably that an input is being read, and return how many of its records the spool has already taken.
+
+        An input is a sequence of records that its reader can read again from the first one, such as a file.
+
+        Args:
+            resume: the input is the last one.
+            abandon: begin another one even if the last one was not read to its end.
+
+        Raises:
+            InputOpenError: it was not, and neither is given.
+            OSError: it could not be noted.
+        """
+        self._check()
+        spool = self._spool
+        with spool.changed:
+            first, end = spool.state.input_first, spool.end
+            if not resume and not abandon and spool.state.is_input_open:
+                raise InputOpenError(
+                    f"{spool.folder} has taken {end - first} records of an input that was not read to its end"
+                )
+            # A spool that lost its segments begins again at 0.
+            first = min(first, end) if resume else end
+            spool.note_input(first, is_open=True)
+            return end - first
+
+    def end_input(self) -> None:
+        """Note durably that all records of the input are spooled. Raises SendError, and OSError."""
+        self._check()
+        self._spool.sync()
+        self._spool.note_input(self._spool.state.input_first, is_open=False)
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Wait until the records are registered, at most `timeout` seconds, and close. The others stay in the spool."""

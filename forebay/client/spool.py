@@ -203,13 +203,17 @@ class Spool:
                 self.state.refused = before
                 raise
 
-    def begin_input(self) -> None:
-        """Note durably that the next record is the first one of an input. Raises OSError: nothing is noted."""
+    def note_input(self, first: int, *, is_open: bool) -> None:
+        """Note durably where the last input began, and whether it is still read. Raises OSError: nothing is noted."""
         with self.changed:
             self._check()
-            begun = replace(self.state, input_first=self.end)
-            begun.write(self.folder)
-            self.state = begun
+            before = self.state.input_first, self.state.is_input_open
+            self.state.input_first, self.state.is_input_open = first, is_open
+            try:
+                self.state.write(self.folder)
+            except OSError:
+                self.state.input_first, self.state.is_input_open = before
+                raise
 
     def bind(self, shift: int, *, doubted: Sequence[int] = ()) -> None:
         """Note durably which offsets the records have, before any is sent.

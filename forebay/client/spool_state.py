@@ -34,6 +34,9 @@ class SpoolState:
         unsent_from: the index from which on no record was ever sent. None: all may have been.
         doubted: first and end of records that the receiver had before they were sent: its owner must decide whether
             they are these. Empty: none.
+        path: of the URL at which its records were registered; "": none was yet.
+        input_first: the index of the first record of the last input, whose lines `forebay send` took.
+        is_input_open: whether that input was not read to its end.
     """
 
     channel: str
@@ -42,7 +45,9 @@ class SpoolState:
     refused: list[int] = field(default_factory=list)
     unsent_from: int | None = 0
     doubted: list[int] = field(default_factory=list)
+    path: str = ""
     input_first: int = 0
+    is_input_open: bool = False
 
     def offset_of(self, index: int) -> int:
         """Return the offset of a record, or of the next one that is not refused."""
@@ -105,8 +110,10 @@ def read_state(folder: Path) -> SpoolState | None:
 def _check(state: SpoolState) -> None:
     if not isinstance(state.channel, str) or not isinstance(state.records, str) or not _are_lists(state):
         raise TypeError("it has other types")
-    numbers = [number for number in (state.shift, state.unsent_from) if number is not None]
-    numbers += [*state.refused, *state.doubted, state.input_first]
+    if not isinstance(state.is_input_open, bool) or not isinstance(state.path, str):
+        raise TypeError("it has other types")
+    numbers = [number for number in (state.shift, state.unsent_from, state.input_first) if number is not None]
+    numbers += state.refused + state.doubted
     if any(type(number) is not int or abs(number) >= _MOST_OFFSET for number in numbers):
         raise TypeError("a number is none")
     if sorted(set(state.refused)) != state.refused:

@@ -62,7 +62,7 @@ def test_a_channel_goes_on_after_a_kill_and_on_another_receiver(make_rig: Callab
     rig = make_rig(Http(listen="127.0.0.1:0"), receivers=2)
     first = rig.start(0)
     port = port_of(rig)
-    assert ask(port, "GET", "/channels/a") == Answer(200, 0, {"channel": "a", "offset": 0})
+    assert ask(port, "GET", "/channels/a") == Answer(200, 0, {"channel": "a", "offset": 0, "body": "auto"})
     assert send(port, "a", 0, records(0, 100)) == Answer(200, 100, {"records": 100, "duplicates": 0})
     # All of it again, some of it again, and a gap.
     assert send(port, "a", 0, records(0, 100)) == Answer(200, 100, {"records": 0, "duplicates": 100})

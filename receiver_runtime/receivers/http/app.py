@@ -68,6 +68,8 @@ _log = structlog.get_logger(__name__)
 _ASKED = frozenset({"/health", "/ready", description.PATH})
 _ACKS = frozenset({"registered", "buffered"})
 _MOST_PARAMETERS = 100
+# As which a channel's records come if a sender is free to choose.
+_LINES: Headers = [(b"content-type", b"application/x-ndjson")]
 
 
 class HttpApp:
@@ -82,7 +84,7 @@ class HttpApp:
         self._description = description.describe(source, supervisor.stream_name, routes, records)
         self._bodies = BodyReader(source, intake.admission, intake.deadlines)
         self._dead_letters = RequestDeadLetters(receiver, intake.admission, intake.in_time)
-        self._channels = ChannelPositions(source, supervisor, intake)
+        self._channels = ChannelPositions(source, supervisor, intake, self._check_position)
         self.refusals = RefusalCounts(receiver, asyncio.get_running_loop())
         # The types of errors of Forebay's own that were logged with their place.
         self._logged_failures: set[type[Exception]] = set()
@@ -250,10 +252,19 @@ class HttpApp:
     def _check_channel(self, route: Route, *, has_key: bool, buffered: bool) -> None:
         """Refuse a request of a channel that can't be one: it has keys, or its route's senders know no channels."""
         if route.path != STREAM_PATH:
-            raise refusal(
-                HTTPStatus.BAD_REQUEST, f"Forebay-Channel: {route.path} takes no channels: POST to {self._path()}"
-            )
+            raise self._no_channels(route.path)
         check_other_ways(has_key=has_key, key_from=self._source.key_from, buffered=buffered)
+
+    def _check_position(self) -> None:
+        """Refuse the question for a channel's position where each request of the channel would be refused."""
+        route = next((route for route in self._own_routes if route.matches(_LINES)), None)
+        if route is None:
+            raise self._no_channels(self._path())
+        self._check_channel(route, has_key=False, buffered=False)
+
+    def _no_channels(self, path: str) -> RefusedError:
+        elsewhere = "" if path == self._path() else f", or POST to {self._path()}"
+        return refusal(HTTPStatus.BAD_REQUEST, f"{path} takes no channels: send without Forebay-Channel{elsewhere}")
 
     async def _answer_channel(
         self,

@@ -81,8 +81,15 @@ _SCHEMAS: Mapping[str, Json] = {
     "Channel": {
         "description": "Where a channel is.",
         "type": "object",
-        "required": ["channel", "offset"],
-        "properties": {"channel": {"type": "string"}, "offset": {"type": "integer", "minimum": 0}},
+        "required": ["channel", "offset", "body"],
+        "properties": {
+            "channel": {"type": "string"},
+            "offset": {"type": "integer", "minimum": 0},
+            "body": {
+                "enum": ["auto", "json", "json_lines", "lines", "whole"],
+                "description": "How a body becomes records, as the source declares it.",
+            },
+        },
     },
     "Problem": {
         "description": "A problem detail (RFC 9457).",

@@ -36,4 +36,4 @@ def test_a_killed_command_goes_on_with_the_same_file(tmp_path: Path) -> None:
         assert receiver.channels["a"] == wanted
     said = json.loads(again.stdout)
     assert 6_000 <= said["passed"] <= 7_000
-    assert (said["taken"], said["registered"], said["waiting"]) == (LINES, LINES, 0)
+    assert (said["spool_taken"], said["spool_registered"], said["waiting"]) == (LINES, LINES, 0)

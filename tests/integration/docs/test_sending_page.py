@@ -60,7 +60,9 @@ def test_its_code_and_commands_send_each_record_once(tmp_path: Path, monkeypatch
             {"line": "GET /tea 404"},
         ]
     assert len(said) == 3
-    assert "2 lines taken, 2 registered" in said[1].stderr
+    assert "2 lines taken, 2 registered" in said[0].stderr
+    assert "2 lines skipped" in said[1].stderr
+    assert "0 lines taken, 2 by earlier runs" in said[1].stderr
     assert json.loads(said[2].stdout)["registered"] == 2
 
 

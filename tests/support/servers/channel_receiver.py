@@ -34,12 +34,14 @@ class ChannelReceiver:
 
     Args:
         before: called with each POST's channel, offset and records. A reply is sent in place of the receiver's.
+        before_position: called with each GET. A reply is sent in place of the receiver's.
         cuts_above: requests with more bytes are cut.
         drop_answer: called after each POST was registered. True: the connection is cut without an answer.
     """
 
     channels: dict[str, list[bytes]] = field(default_factory=dict)
     before: Callable[[str, int, list[bytes]], Reply | None] = lambda *_: None
+    before_position: Callable[[], Reply | None] = lambda: None
     drop_answer: Callable[[], bool] = lambda: False
     cuts_above: int = 2**40
     asked: list[str] = field(default_factory=list)
@@ -76,7 +78,7 @@ def channel_receiver() -> Iterator[ChannelReceiver]:
             with receiver.lock:
                 offset = len(receiver.channels.get(channel, []))
                 receiver.asked.append(self.path)
-            self._answer(Reply(200, {"channel": channel, "offset": offset}))
+            self._answer(receiver.before_position() or Reply(200, {"channel": channel, "offset": offset}))
 
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])

@@ -10,15 +10,16 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  Typer reads it
 from typing import TYPE_CHECKING, Annotated, BinaryIO
+from urllib.parse import urlsplit
 
 import typer
 
 from forebay.cli.terminal.failures import CommandError, clear_errors
-from forebay.client import FlushTimeoutError, RecordRefusedError, Sender, SendError
+from forebay.client import FlushTimeoutError, InputOpenError, RecordRefusedError, Sender, SendError, SenderStatus
 from forebay.client.framing import JsonLines
+from forebay.client.meeting import OnMismatch  # noqa: TC001  Typer reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +47,25 @@ def send(
         typer.Option(metavar="NAME", help='Send each line of text as an object, {"NAME": "the line"}.'),
     ] = None,
     resume: Annotated[  # noqa: FBT002
-        bool, typer.Option("--resume", help="Pass over as many lines as the last run took: the input is the same.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the last input: skip as many of its lines as the spool has taken from it."
+        ),
     ] = False,
+    new_input: Annotated[  # noqa: FBT002
+        bool, typer.Option("--new-input", help="Take another input, even if the last one was not read to its end.")
+    ] = False,
+    complete: Annotated[  # noqa: FBT002
+        bool, typer.Option("--complete", help="Take a last line without a line break, whatever it holds.")
+    ] = False,
+    on_mismatch: Annotated[
+        OnMismatch,
+        typer.Option(
+            metavar="CHOICE",
+            help="If spool and channel do not fit together: error, resend what the spool holds, or discard what may "
+            "have been sent.",
+        ),
+    ] = "error",
     timeout: Annotated[
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="How long to wait at the end until all is registered. [for ever]"),
@@ -57,11 +75,17 @@ def send(
     """Send lines of JSON to an HTTP source, each once, whatever is killed in between.
 
     A line is first in the spool, a folder on this host, and stays there until the receiver has registered it. Without
-    a receiver the spool grows, up to 1 GiB; the next `forebay send` with the same spool and channel goes on. Blank
-    lines are passed over. A line that is no JSON is named, left out, and makes the exit code 1.
+    a receiver the spool grows, up to 1 GiB; the next `forebay send` with the same spool and channel goes on sending
+    what the spool holds. Blank lines are left out. A line that does not begin as JSON does is named and left out;
+    one that is no JSON all the same, or does not fit a typed stream, becomes a dead letter at the receiver. Both make
+    the exit code 1.
 
-    If it was killed, run the same command with --resume: it passes over the lines that the spool has taken since the
-    last run without --resume. A token for the source is in the variable FOREBAY_SEND_TOKEN.
+    If it was killed, run the same command with --resume and the same input from its first line: it skips the lines
+    that the spool has taken. Without --resume an input is taken from its first line; this is refused while the last
+    input was not read to its end. A last line without a line break may be half written: it is taken if it is a whole
+    JSON value, or with --complete. Otherwise it is named and left out, and the exit code is 1.
+
+    A token for the source is in the variable FOREBAY_SEND_TOKEN.
 
     For example:
 
@@ -73,33 +97,64 @@ def send(
         try:
             file = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
             sender = stack.enter_context(
-                Sender(url, channel=channel, spool=spool, token=os.environ.get(_TOKEN) or None)
+                Sender(url, channel=channel, spool=spool, token=os.environ.get(_TOKEN) or None, on_mismatch=on_mismatch)
             )
-            if not resume:
-                sender.begin_input()
-            lines = _Lines(sender, field, to_pass=sender.status().input_taken if resume else 0)
-            _send_all(sender, lines, file, timeout)
-        except FlushTimeoutError as error:
-            raise CommandError(f"{error} when you run it again") from error
+            before = sender.status()
+            lines = _Lines(sender, field, before, to_pass=sender.begin_input(resume=resume, abandon=new_input))
+            _send_all(sender, lines, file, timeout, complete=complete)
+        except InputOpenError as error:
+            raise CommandError(f"{error}: add --resume to continue it, or --new-input to take another one") from error
         except (SendError, ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-    status = sender.status()
     if as_json:
-        typer.echo(json.dumps({**asdict(status), "passed": lines.passed, "left_out": lines.left_out}))
+        typer.echo(json.dumps(_counts(sender, lines)))
     else:
-        _say(sender)
-    if status.refused:
-        typer.echo(f"{status.refused} lines were refused by the receiver: see {spool}/refused.jsonl", err=True)
-    if lines.left_out or status.refused:
+        _say(sender, before)
+    if _report_faults(sender, url, spool, before) or lines.left_out or lines.held_back:
         raise typer.Exit(1)
 
 
-def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | None) -> None:
+def _counts(sender: Sender, lines: _Lines) -> dict[str, object]:
+    """Return the counts of this run; those of all runs are named `spool_`."""
+    status, before = sender.status(), lines.before
+    return {
+        "channel": status.channel,
+        "taken": status.taken - before.taken,
+        "registered": max(0, status.registered - before.taken),
+        "passed": lines.passed,
+        "left_out": lines.left_out,
+        "refused": max(0, status.refused - before.refused),
+        "dead_letters": status.dead_letters,
+        "waiting": status.waiting,
+        "spool_taken": status.taken,
+        "spool_registered": status.registered,
+        "spool_refused": status.refused,
+        "spool_bytes": status.spool_bytes,
+        "last_error": status.last_error,
+    }
+
+
+def _report_faults(sender: Sender, url: str, spool: Path, before: SenderStatus) -> bool:
+    """Say what became of records that are not in the stream, and return whether there are any of this run."""
+    status = sender.status()
+    if status.refused:
+        typer.echo(f"{status.refused} lines were refused by the receiver: see {spool}/refused.jsonl", err=True)
+    if status.dead_letters:
+        stream = urlsplit(url).path.rstrip("/").rpartition("/")[2]
+        typer.echo(f"{status.dead_letters} of them became dead letters: forebay dead-letters list {stream}", err=True)
+    return status.refused > before.refused or status.dead_letters > 0
+
+
+def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | None, *, complete: bool) -> None:
     try:
-        lines.read(file)
-        _wait_registered(sender, timeout)
+        lines.read(file, complete=complete)
+        if lines.passed:
+            typer.echo(f"{lines.passed:,} lines skipped", err=True)
+        if not lines.held_back:
+            sender.end_input()
+        _wait_registered(sender, lines.before, timeout)
     except KeyboardInterrupt:
-        _say(sender)
+        _say(sender, lines.before)
         typer.echo("Interrupted: the rest stays in the spool; go on with --resume.", err=True)
         raise
 
@@ -107,18 +162,23 @@ def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | No
 class _Lines:
     """Take lines into a sender's spool, and count them."""
 
-    def __init__(self, sender: Sender, field: str | None, *, to_pass: int) -> None:
+    def __init__(self, sender: Sender, field: str | None, before: SenderStatus, *, to_pass: int) -> None:
         self._sender = sender
         self._field = field
+        #: The sender's counts before this run.
+        self.before = before
         self._to_pass = to_pass
+        self._taken_before = to_pass
         self._number = 0
         self._said_at = time.monotonic()
         #: Lines that the spool had taken before; lines that can't be sent.
         self.passed = 0
         self.left_out = 0
+        #: Whether the last line may be half written.
+        self.held_back = False
 
-    def read(self, file: BinaryIO) -> None:
-        """Take all lines of a file, as they come."""
+    def read(self, file: BinaryIO, *, complete: bool) -> None:
+        """Take all lines of a file, as they come; a last one without a line break only if it is whole."""
         rest = b""
         while data := file.read1(_READ_BYTES):  # type: ignore[attr-defined]
             *lines, rest = (rest + data).split(b"\n")
@@ -129,8 +189,21 @@ class _Lines:
             self._take(lines)
             if time.monotonic() - self._said_at > _SAY_SECONDS:
                 self._said_at = time.monotonic()
-                _say(self._sender)
-        self._take([rest])
+                _say(self._sender, self.before)
+        if complete or not rest.strip(_BLANKS) or (self._field is None and _is_whole(rest)):
+            self._take([rest])
+        else:
+            self.held_back = True
+            typer.echo(
+                f"line {self._number + 1} is left out: the input ends within it, without a line break: continue the "
+                "input with --resume, and with --complete if the line is whole",
+                err=True,
+            )
+        if self._to_pass:
+            raise CommandError(
+                f"the input has {self.passed} lines that can be sent, and the spool has taken {self._taken_before} "
+                "from the last input: give the same input from its first line, or --new-input without --resume"
+            )
 
     def _take(self, lines: list[bytes]) -> None:
         records = list(self._records(lines))
@@ -157,6 +230,14 @@ class _Lines:
             yield record
 
 
+def _is_whole(line: bytes) -> bool:
+    """Return whether a line is a JSON value to which nothing can be added: a number could have further digits."""
+    try:
+        return not isinstance(json.loads(line), int | float) or line.strip(_BLANKS) in {b"true", b"false"}
+    except (ValueError, RecursionError):
+        return False
+
+
 def _wrapped(field: str, line: bytes) -> bytes:
     try:
         text = line.removesuffix(b"\r").decode()
@@ -165,22 +246,29 @@ def _wrapped(field: str, line: bytes) -> bytes:
     return json.dumps({field: text}, ensure_ascii=False).encode()
 
 
-def _wait_registered(sender: Sender, timeout: float | None) -> None:
+def _wait_registered(sender: Sender, before: SenderStatus, timeout: float | None) -> None:
     """Wait until all is registered, and say how far it is meanwhile."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         left = _SAY_SECONDS if deadline is None else min(_SAY_SECONDS, max(0.0, deadline - time.monotonic()))
         try:
             sender.flush(left)
-        except FlushTimeoutError:
+        except FlushTimeoutError as error:
             if deadline is not None and time.monotonic() >= deadline:
-                raise
-            _say(sender)
+                status = sender.status()
+                raise FlushTimeoutError(
+                    f"{status.waiting} records of channel {status.channel} are not registered after {timeout:g} s: "
+                    f"{status.last_error or 'there is no answer yet'}: they stay in the spool, and are sent when you "
+                    "run it again with --resume"
+                ) from error
+            _say(sender, before)
         else:
             return
 
 
-def _say(sender: Sender) -> None:
+def _say(sender: Sender, before: SenderStatus) -> None:
     status = sender.status()
     again = f" ({status.last_error})" if status.last_error and status.waiting else ""
-    typer.echo(f"{status.taken:,} lines taken, {status.registered:,} registered{again}", err=True)
+    taken, registered = status.taken - before.taken, max(0, status.registered - before.taken)
+    earlier = f", {before.taken:,} by earlier runs" if before.taken else ""
+    typer.echo(f"{taken:,} lines taken{earlier}, {registered:,} registered{again}", err=True)

@@ -22,6 +22,8 @@ from tracker_store.blocks.channels import ChannelKey
 from tracker_store.connection.errors import TRANSIENT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Scope
 
     from receiver_runtime.receivers.http.body_reader import RequestBody
@@ -36,12 +38,20 @@ _WORKERS = 2  # threads that ask the driver log, each over a connection
 
 
 class ChannelPositions:
-    """Answer with positions. All methods except ``close`` belong to the server's loop."""
+    """Answer with positions. All methods except ``close`` belong to the server's loop.
 
-    def __init__(self, source: Http, supervisor: AttachedSupervisor, intake: Intake) -> None:
+    Args:
+        source: what is declared.
+        supervisor: the receiver's.
+        intake: the server's.
+        check: raises RefusedError if the stream takes no channels: else a sender learns it only from its first records.
+    """
+
+    def __init__(self, source: Http, supervisor: AttachedSupervisor, intake: Intake, check: Callable[[], None]) -> None:
         self._source = source
         self._supervisor = supervisor
         self._intake = intake
+        self._check = check
         self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http channels")
 
     def close(self) -> None:
@@ -72,8 +82,9 @@ class ChannelPositions:
             raise refusal(error.status, str(error)) from error
         if not is_name(name):
             raise refusal(HTTPStatus.BAD_REQUEST, f"path: {no_name(name)}")
+        self._check()
         position = await self._position(ChannelKey(sender or "", name))
-        body = json.dumps({"channel": name, "offset": position}).encode()
+        body = json.dumps({"channel": name, "offset": position, "body": self._source.body}).encode()
         return Reply(HTTPStatus.OK, "application/json", body, [("forebay-offset", str(position))])
 
     async def _position(self, channel: ChannelKey) -> int:

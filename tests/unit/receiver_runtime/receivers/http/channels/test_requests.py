@@ -107,13 +107,32 @@ def test_what_acknowledges_in_another_way_is_refused(one: Listening, tmp_path: P
     with listening(tmp_path, key_from="body:/id") as keyed:
         answer = keyed.post(b'{"id": "x"}', place)
         assert (answer.status, "takes keys from body:/id" in answer.json()["detail"]) == (400, True)
+        # A sender learns it before it sends records.
+        for path in ("/channels/a", "/v1/orders/channels/a"):
+            asked = keyed.ask("GET", path)
+            assert (asked.status, asked.json()["detail"]) == (400, answer.json()["detail"])
+
+
+def test_a_path_of_a_protocol_without_channels_refuses_the_question_too(tmp_path: Path) -> None:
+    pytest.importorskip("google.rpc", reason="needs the extra forebay[otlp]")
+    otlp = {"Content-Type": "application/json", "Forebay-Channel": "a", "Forebay-Offset": "0"}
+    with listening(tmp_path, protocols=["opentelemetry"], stream_name="logs") as made:
+        answer = made.post(b"{}", otlp, path="/v1/logs")
+        asked = made.ask("GET", "/v1/logs/channels/a")
+        assert [answer.status, asked.status] == [400, 400]
+        assert asked.json()["detail"] == "/v1/logs takes no channels: send without Forebay-Channel"
+
+
+def test_the_answer_says_how_a_body_becomes_records(tmp_path: Path) -> None:
+    with listening(tmp_path, body="whole") as made:
+        assert said(made.ask("GET", "/channels/a"))[2] == {"channel": "a", "offset": 0, "body": "whole"}
 
 
 def test_a_position_is_asked_for_at_both_paths_and_only_so(one: Listening) -> None:
     assert said(send(one, "asked", 0, b"1\n2"))[:2] == (200, "2")
     for path in ("/channels/asked", "/v1/orders/channels/asked"):
-        assert said(one.ask("GET", path)) == (200, "2", {"channel": "asked", "offset": 2})
-    assert said(one.ask("GET", "/channels/never-seen"))[2] == {"channel": "never-seen", "offset": 0}
+        assert said(one.ask("GET", path)) == (200, "2", {"channel": "asked", "offset": 2, "body": "auto"})
+    assert said(one.ask("GET", "/channels/never-seen"))[2]["offset"] == 0
     assert one.ask("HEAD", "/channels/asked").status == 200
     for method, path, status in (
         ("POST", "/channels/asked", 405),
