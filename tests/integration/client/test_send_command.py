@@ -30,6 +30,12 @@ def test_a_killed_command_goes_on_with_the_same_file(tmp_path: Path) -> None:
         eventually(lambda: len(receiver.channels.get("a", [])) >= 6_000, "a part of the lines")
         first.kill()
         first.communicate(timeout=60)
+        # Without --resume it would take the lines twice.
+        unasked = subprocess.run(
+            [*command, "--from", "lines"], cwd=tmp_path, capture_output=True, timeout=120, check=False
+        )
+        assert unasked.returncode == 1
+        assert b"--resume" in unasked.stderr
         again = subprocess.run(
             [*command, "--resume", "--from", "lines"], cwd=tmp_path, capture_output=True, timeout=120, check=True
         )
