@@ -33,6 +33,7 @@ _SCHEMA = pa.schema(
     [("value", pa.string()), ("stream", pa.string()), ("time", _MICROSECONDS), ("time_unix_nano", pa.int64())]
 )
 _MOST_PIECES = 2**31  # only the bytes of a line are bounded
+_CONTINUES = 0x80, 0xBF  # the bytes within a character of UTF-8, from the first to the last one
 _NONE = np.zeros(0, dtype=np.intp)
 
 
@@ -133,9 +134,12 @@ class ContainerJoiner:
         apart = _differs(read.streams[places]) | _differs(sections[places])
         begins = apart.copy()
         begins[1:] |= ~goes_on[:-1]
-        firsts = self._pieces.firsts(np.flatnonzero(begins), sizes_of(pieces)) if places.size else _NONE
-        lasts = np.append(firsts[1:], places.size)[: firsts.size] - 1
         offsets = np.frombuffer(pieces.buffers()[1] or bytes(4), dtype=np.int32)[pieces.offset :]
+        firsts = _NONE
+        if places.size:
+            whole = _begin_with_characters(offsets[: places.size + 1], pieces.buffers()[2])
+            firsts = self._pieces.firsts(np.flatnonzero(begins), sizes_of(pieces), preferred=whole)
+        lasts = np.append(firsts[1:], places.size)[: firsts.size] - 1
         bounds = offsets[np.append(firsts, places.size)]
         raw = pa.BinaryArray.from_buffers(
             pa.binary(), firsts.size, [None, pa.py_buffer(bounds.copy()), pieces.buffers()[2] or pa.py_buffer(b"")]
@@ -161,7 +165,13 @@ class ContainerJoiner:
         # Complete: something was put aside behind it; another one follows in its stream; or no line can follow in it.
         closed = sections[lasts] < sections[-1]
         streams = read.streams[firsts]
-        closed[:-1] |= streams[1:] == streams[:-1]
+        followed = streams[1:] == streams[:-1]
+        if self._joiner is not None:
+            # Whether a text begins a record is known once it is whole.
+            undecided = texts.goes_on[ends[1:]] & (begins[1:] == ends[1:]) & ~texts.apart[begins[1:]]
+            undecided[:-1] &= ~followed[1:]
+            followed &= ~undecided
+        closed[:-1] |= followed
         closed |= ~texts.goes_on[ends] if self._joiner is None else has_fault[begins] & ~texts.goes_on[ends]
         return _Groups(begins, firsts, lasts, closed)
 
@@ -197,6 +207,14 @@ def _differs(numbers: npt.NDArray[np.generic]) -> Mask:
     differs = np.ones(numbers.size, dtype=bool)
     differs[1:] = numbers[1:] != numbers[:-1]
     return differs
+
+
+def _begin_with_characters(bounds: npt.NDArray[np.int32], data: pa.Buffer | None) -> Mask:
+    """Return which texts begin with a character, not within one (in UTF-8) or with nothing."""
+    begins = bounds[1:] > bounds[:-1]
+    firsts = np.frombuffer(data or b"", dtype=np.uint8)[bounds[:-1][begins]]
+    begins[begins] = (firsts < _CONTINUES[0]) | (firsts > _CONTINUES[1])
+    return begins
 
 
 def _undecodable(texts: pa.BinaryArray) -> Indexes:

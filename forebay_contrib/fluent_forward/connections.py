@@ -18,8 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from forebay_contrib.fluent_forward.handshake import MOST_PING_BYTES, Handshake
+from forebay_contrib.fluent_forward.held_bytes import HeldBytes
 from forebay_contrib.fluent_forward.messages import MessageSplitter
-from forebay_contrib.fluent_forward.records import Limits, Origin, parse
+from forebay_contrib.fluent_forward.records import Limits, Origin, may_be_compressed, parse
 from forebay_contrib.fluent_forward.scanning import NotMessagePackError, TooLongError
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.connection_places import ConnectionPlaces, peer_of
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from forebay_contrib.fluent_forward.declaration import FluentForward
     from forebay_contrib.fluent_forward.gathered_messages import GatheredMessages
     from forebay_contrib.fluent_forward.messages import Message
+    from forebay_contrib.fluent_forward.records import Parsed
     from receiver_runtime.supervisor.receiver import Receiver
 
 _READ_BYTES = 2**17
@@ -44,6 +46,7 @@ _ACCEPTS_AT_ONCE = 64
 _EXHAUSTED_PAUSE = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PARSED_AT_ONCE_BYTES = 2**16  # a larger message is parsed beside the loop, which serves others meanwhile
+_MOST_ROWS_BYTES = 2**30  # of one message: a column of text has room for 2 GiB
 _MOST_UNREAD_BYTES = 2**20  # of acknowledgements that a sender has not read: further ones are left out
 _CLOSE_SECONDS = 2.0  # how long the last answers may take to be written
 _NANOSECONDS = 1000  # in a microsecond
@@ -87,8 +90,6 @@ class _Connection:
     #: How many messages are to be acknowledged.
     unanswered: int = 0
     is_answered: asyncio.Event = field(default_factory=asyncio.Event)
-    #: The bytes of messages that were read and are not parsed.
-    held_bytes: int = 0
 
     def acknowledge(self, ack: bytes) -> None:
         """Write an acknowledgement, if the sender is still there and has read earlier ones.
@@ -118,6 +119,10 @@ class _Connection:
             self.socket.close()
 
 
+def _origin_of(connection: _Connection) -> Origin:
+    return Origin(connection.host, time.time_ns() // _NANOSECONDS)
+
+
 class Connections:
     """See the module. All of it belongs to the listener's loop."""
 
@@ -136,7 +141,9 @@ class Connections:
         self._context = context
         self._clock = clock or Clock()
         self._loop = asyncio.get_running_loop()
-        self._limits = Limits(source.max_message_bytes, source.max_record_bytes, source.max_waiting_bytes)
+        most_rows = min(source.max_waiting_bytes, _MOST_ROWS_BYTES)
+        self._limits = Limits(source.max_message_bytes, source.max_record_bytes, most_rows)
+        self._parsing_alone = asyncio.Lock()
         self._parsing = ThreadPoolExecutor(1, thread_name_prefix="fluent forward parsing")
         self._open: set[_Connection] = set()
         self._places = ConnectionPlaces(
@@ -148,9 +155,10 @@ class Connections:
         self._listening: socket.socket | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._is_stopping = False
-        # Notified when a connection holds fewer bytes.
-        self._held_bytes = 0
-        self._holds_less = asyncio.Condition()
+        #: What was read and is not parsed.
+        self._held = HeldBytes(source.max_waiting_bytes)
+        # Set when a connection holds fewer bytes.
+        self._holds_less = asyncio.Event()
 
     # -- accepting ---------------------------------------------------------------------------------------------------
 
@@ -326,51 +334,62 @@ class Connections:
         return data
 
     async def _take_messages(self, connection: _Connection, splitter: MessageSplitter) -> None:
-        await self._note_held(connection, splitter.held_bytes)
-        while (message := self._next_message(connection, splitter)) is not None:
-            origin = Origin(connection.host, time.time_ns() // _NANOSECONDS)
-            if len(message.data) > _PARSED_AT_ONCE_BYTES:
-                parsed = await self._loop.run_in_executor(self._parsing, parse, message, origin, self._limits)
+        self._note_held(connection, splitter.held_bytes)
+        while (message := await self._next_message(connection, splitter)) is not None:
+            if len(message.data) > _PARSED_AT_ONCE_BYTES or may_be_compressed(message):
+                # One at a time, until it is added: so only its rows wait beside those that have room.
+                async with self._parsing_alone:
+                    await self._gathered.wait_for_room()
+                    origin = _origin_of(connection)
+                    parsed = await self._loop.run_in_executor(self._parsing, parse, message, origin, self._limits)
+                    self._add(connection, parsed)
             else:
-                parsed = parse(message, origin, self._limits)
-            answer = partial(connection.acknowledge, parsed.ack or b"")
-            connection.unanswered += parsed.ack is not None
-            await self._gathered.add(parsed, connection.counted_as, answer)
-        await self._note_held(connection, splitter.held_bytes)
+                await self._gathered.wait_for_room()
+                self._add(connection, parse(message, _origin_of(connection), self._limits))
+        self._note_held(connection, splitter.held_bytes)
 
-    def _next_message(self, connection: _Connection, splitter: MessageSplitter) -> Message | None:
+    def _add(self, connection: _Connection, parsed: Parsed) -> None:
+        if parsed.fault is not None:
+            self._report(connection, "a message could not be parsed: it is a dead letter", repr(parsed.fault))
+        connection.unanswered += parsed.ack is not None
+        self._gathered.add(parsed, connection.counted_as, partial(connection.acknowledge, parsed.ack or b""))
+
+    async def _next_message(self, connection: _Connection, splitter: MessageSplitter) -> Message | None:
         try:
             return splitter.next_message()
         except NotMessagePackError:
             letter = aside(DeadLetterReason.UNPARSABLE, splitter.held(), peer=connection.counted_as)
-            self._gathered.add_letter(letter)
+            await self._gathered.add_letter(letter)
             raise
 
-    async def _note_held(self, connection: _Connection, nbytes: int) -> None:
-        less = nbytes < connection.held_bytes
-        self._held_bytes += nbytes - connection.held_bytes
-        connection.held_bytes = nbytes
-        if less:
-            async with self._holds_less:
-                self._holds_less.notify_all()
+    def _note_held(self, connection: _Connection, nbytes: int) -> None:
+        if self._held.note(connection.counted_as, connection, nbytes):
+            self._holds_less.set()
 
     async def _wait_for_room(self, connection: _Connection) -> None:
-        """Wait until all connections together hold less than they may."""
-        if not connection.held_bytes or self._held_bytes <= self._source.max_waiting_bytes:
+        """Wait until the connections hold few enough bytes that this one may be read."""
+        if self._held.has_room_for(connection.counted_as, connection):
             return
+        # While nothing can be handed on, messages that are whole wait too, and their senders are not at fault.
+        await self._gathered.wait_for_room()
         try:
-            async with asyncio.timeout(self._source.connect_timeout), self._holds_less:
-                await self._holds_less.wait_for(lambda: self._held_bytes <= self._source.max_waiting_bytes)
+            async with asyncio.timeout(self._source.connect_timeout):
+                while not self._held.has_room_for(connection.counted_as, connection):
+                    self._holds_less.clear()
+                    await self._holds_less.wait()
         except TimeoutError:
-            why = f"{self._held_bytes} bytes of messages wait for their ends, max_waiting_bytes is less"
+            why = (
+                f"{self._held.total} bytes of messages wait for their ends; max_waiting_bytes is "
+                f"{self._source.max_waiting_bytes}, and half of it for one peer"
+            )
             raise _ClosedError("a connection was closed: there was no room for its message", why) from None
 
     def _forget(self, connection: _Connection) -> None:
         if connection in self._open:
             self._open.discard(connection)
             self._places.release(connection.counted_as)
-            self._held_bytes -= connection.held_bytes
-            connection.held_bytes = 0
+        # Its task may have noted something since it was forgotten.
+        self._note_held(connection, 0)
 
     def _report(self, connection: _Connection, message: str, why: str) -> None:
         self._receiver.report_error(message, ConnectionError(f"from {connection.peer}: {why}"))

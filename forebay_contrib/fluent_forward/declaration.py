@@ -42,8 +42,8 @@ class FluentForward(Source):
         max_connections: at most this many connections at once; the next one is refused, and reported.
         max_connections_per_peer: at most this many of them from one peer, which is a host, or an IPv6 network of 64
             bits; by default four fifths of ``max_connections``, so that no host can take all.
-        max_waiting_bytes: at most this many bytes of all connections wait for the end of their messages, and at most
-            this many are the rows of one message, each with its tag.
+        max_waiting_bytes: at most this many bytes of all connections wait for the end of their messages, and half of
+            it of one peer. At most this many, and 1 GiB, are the rows of one message, each with its tag.
         connect_timeout: how long a TLS handshake may take, and then the sender's authentication.
         idle_timeout: how long a message may stop before its end; and a connection on which nothing came for this long
             gives its place to a new one when there is no other place.
@@ -61,6 +61,7 @@ class FluentForward(Source):
     record_column: ClassVar[str] = "record"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     receiver_class: ClassVar[str] = "forebay_contrib.fluent_forward.receiver:FluentForwardReceiver"
+    letter_judge: ClassVar[str] = "forebay_contrib.fluent_forward.records:judge_letters"
 
     kind: Literal["fluent_forward"] = "fluent_forward"
     listen: str

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 # How long to gather messages before they are handed on, in seconds: each hand-over costs as much as a dozen messages.
 _GATHER_SECONDS = 0.002
-_MOST_BYTES = 8 * 2**20  # of rows that wait to be handed on; then connections are not read
+_MOST_BYTES = 8 * 2**20  # of what waits to be handed on; then nothing more is parsed
+_ANSWER_BYTES = 400  # what a chunk and its answer take beside the rows, or a dead letter beside its data
 
 
 @dataclass(slots=True, eq=False)
@@ -75,22 +76,31 @@ class GatheredMessages:
         self._gathered = _Gathered()
         self._has_some = asyncio.Event()
         self._has_room = asyncio.Event()
-        self._has_room.set()
         self._closing = False
+        self._has_ended = False
         #: Ends with an error when nothing more can be handed on.
         self.handing_on = self._loop.create_task(self._hand_on_until_closed())
         self._failed: BaseException | None = None
         # Keys of chunks whose dead letters are stored, until they are answered: a repeat stores them once.
         self._with_letters: set[str] = set()
 
-    async def add(self, parsed: Parsed, peer: str, answer: Callable[[], object]) -> None:
-        """Add what a message holds; waits while there is too much.
+    async def wait_for_room(self) -> None:
+        """Wait while too much is gathered. Whoever adds something waits before that, and before it makes rows.
+
+        What is awaited between the two may have used up the room.
+        """
+        while not self._has_ended and self._gathered.nbytes >= _MOST_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self.raise_failure()
+
+    def add(self, parsed: Parsed, peer: str, answer: Callable[[], object]) -> None:
+        """Add what a message holds.
 
         Args:
             peer: in whose budget dead letters count, if the sender does not ask for an acknowledgement.
             answer: to be called once, when the sender may be acknowledged; never, if it does not ask.
         """
-        await self._has_room.wait()
         self.raise_failure()
         if parsed.ack is None:
             letters = [aside(one.reason, one.data, peer=peer) for one in parsed.rows.letters]
@@ -101,15 +111,16 @@ class GatheredMessages:
         else:
             self._add_chunk(parsed, answer)
         self._has_some.set()
-        if self._gathered.nbytes >= _MOST_BYTES:
-            self._has_room.clear()
 
-    def add_letter(self, letter: DeadLetter) -> None:
-        """Add a dead letter of what was no message."""
+    async def add_letter(self, letter: DeadLetter) -> None:
+        """Add a dead letter of what was no message; wait for room."""
+        await self.wait_for_room()
         self._gathered.plain_rows.letters.append(letter)
+        self._gathered.plain_rows.nbytes += len(letter.data) + _ANSWER_BYTES
         self._has_some.set()
 
     def _add_chunk(self, parsed: Parsed, answer: Callable[[], object]) -> None:
+        self._gathered.chunk_rows.nbytes += _ANSWER_BYTES + len(parsed.ack or b"")
         key = parsed.key if self._has_keys else None
         known = self._gathered.by_key.get(key) if key is not None else None
         if known is not None:
@@ -209,5 +220,6 @@ class GatheredMessages:
         """Take nothing more: no message can be acknowledged."""
         if self._failed is None and not isinstance(error, HandOverClosedError):
             self._failed = error
+        self._has_ended = True
         self._has_room.set()
         self.handing_on.cancel()

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from forebay_contrib.fluent_forward.declaration import FluentForward
-from forebay_contrib.fluent_forward.json_text import NoRecordError, json_of, time_of
-from forebay_contrib.fluent_forward.messages import EntryScanner, plain_record_at, plain_time_at
+from forebay_contrib.fluent_forward.json_text import Effort, NoRecordError, json_of, time_of
+from forebay_contrib.fluent_forward.messages import EntryScanner, MessageSplitter, plain_record_at, plain_time_at
 from forebay_contrib.fluent_forward.scanning import (
     EXTENSIONS,
     NIL,
@@ -41,7 +41,7 @@ from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay_contrib.fluent_forward.messages import Message
 
@@ -53,14 +53,19 @@ _ROW_BYTES = 100  # what a row counts for beside its texts
 # More entries that are none make their message one dead letter.
 _MOST_REJECTED = 10_000
 _MOST_CHUNK_BYTES = 2**10
+# How many values of a message are read: at least this many, and one for this many bytes that it may have. Senders'
+# records have more bytes a value. But a small message that is compressed could have millions of values of one byte.
+_LEAST_EFFORT, _BYTES_OF_EFFORT = 2**19, 2
 # Heads of arrays of one, two and three values.
 _ONE_VALUE, _TWO_VALUES, _THREE_VALUES = b"\x91", b"\x92", b"\x93"
 _LEAST_VALUES, _MOST_VALUES = 2, 4
 _MESSAGE_VALUES = 3  # without the option: tag, time and record
 _NO_METADATA = b"{}"
+_NIL_VALUE = bytes([NIL])
 _ACK_HEAD = b"\x81\xa3ack"
 _DECODE = msgspec.msgpack.Decoder().decode
 _COMPRESSIONS = {"gzip", "zstd"}
+_COMPRESSED = b"compressed"  # the option's name, which MessagePack holds as it is
 
 
 class _Option(msgspec.Struct, gc=False):
@@ -155,17 +160,61 @@ class Parsed:
     ack: bytes | None = None
     #: The message's key: its chunk's id, and the digest of its content.
     key: str | None = None
+    #: An error that no message should cause; the message is a dead letter.
+    fault: Exception | None = None
+
+
+def may_be_compressed(message: Message) -> bool:
+    """Return whether a message may hold more than its bytes: the option names a compression."""
+    return message.entries is None and _COMPRESSED in message.data
 
 
 def parse(message: Message, origin: Origin, limits: Limits) -> Parsed:
-    """Return the rows of a message. Raises nothing: what can't be a row is a dead letter."""
+    """Return the rows of a message. What can't be a row is a dead letter.
+
+    Raises MemoryError alone: whoever sends the message again may find memory.
+    """
     parsed = Parsed(Rows())
     try:
         _Reader(message.data, limits, parsed).read(message.entries)
     except NoRecordError as error:
-        parsed.rows = Rows(letters=[DeadLetter(error.reason, message.data, why=str(error))], nbytes=len(message.data))
+        parsed.rows = _aside(message.data, error)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  a sender that is not answered would send the message for ever
+        parsed.rows, parsed.fault = (
+            _aside(message.data, NoRecordError(f"the receiver failed to parse it: {error!r}")),
+            error,
+        )
     parsed.rows.origins = [origin] * len(parsed.rows.tags)
     return parsed
+
+
+def _aside(data: bytes, error: NoRecordError) -> Rows:
+    """Return a whole message as one dead letter."""
+    return Rows(letters=[DeadLetter(error.reason, data, why=str(error))], nbytes=len(data) + _ROW_BYTES)
+
+
+def judge_letters(source: FluentForward, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:
+    """Return why dead letters are no records, by their places; see ``Source.refusals``.
+
+    A record that was read is JSON, so what is ``unparsable`` was refused here.
+    """
+    if reason != DeadLetterReason.UNPARSABLE.label:
+        return {}
+    limits = Limits(source.max_message_bytes, source.max_record_bytes, source.max_waiting_bytes)
+    return dict(enumerate(_why_refused(letter, limits) for letter in letters))
+
+
+def _why_refused(letter: bytes, limits: Limits) -> str:
+    splitter = MessageSplitter(limits.message)
+    splitter.take(letter)
+    try:
+        message = splitter.next_message()
+    except (NotMessagePackError, TooLongError) as error:
+        return f"it is no message of the Forward protocol: {error}"
+    found = [] if message is None else parse(message, Origin("", 0), limits).rows.letters
+    return found[0].why if found else "it is no whole message of the Forward protocol"
 
 
 class _Reader:
@@ -176,6 +225,7 @@ class _Reader:
         self._limits = limits
         self._parsed = parsed
         self._rows = parsed.rows
+        self._effort = Effort(max(_LEAST_EFFORT, limits.message // _BYTES_OF_EFFORT))
         #: The tag, as it was sent.
         self._tag = b""
 
@@ -215,6 +265,8 @@ class _Reader:
             option = _OPTION.decode(self._data[begin:end]) or _Option()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise NoRecordError(f"the option is no map, or has a value of another type: {error}") from None
+        if bytes(option.chunk) == _NIL_VALUE:
+            option.chunk = msgspec.Raw(b"")
         chunk = bytes(option.chunk)
         if chunk and not (is_text(chunk[0]) and len(chunk) <= _MOST_CHUNK_BYTES):
             raise NoRecordError(f"the chunk is no text of at most {_MOST_CHUNK_BYTES} bytes: it can't be acknowledged")
@@ -308,7 +360,8 @@ class _Reader:
         return self._json_of(data, begin, end, values, is_odd=is_odd)
 
     def _json_of(self, data: bytes, begin: int, end: int, values: int, *, is_odd: bool) -> bytes:
-        return json_of(data, begin, end, values=values, is_odd=is_odd, most_bytes=self._limits.record)
+        most_bytes = self._limits.record
+        return json_of(data, begin, end, values=values, is_odd=is_odd, most_bytes=most_bytes, effort=self._effort)
 
     def _add(self, time: int | None, text: bytes, metadata: bytes = b"") -> None:
         rows = self._rows
@@ -391,7 +444,7 @@ def _time_at(data: bytes, begin: int, end: int) -> int | None:
         value = None if is_text(octet) or is_map(octet) or is_array(octet) else _DECODE(data[begin:end])
         if type(value) is int:
             time = value * _SECOND
-        elif type(value) is float and math.isfinite(value):
+        elif type(value) is float and math.isfinite(value * _SECOND):
             time = round(value * _SECOND)
         else:
             raise NoRecordError("the time is none: give seconds since 1970, or an EventTime")

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from receiver_runtime.sources.fields.several import Transports  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source
@@ -51,10 +52,11 @@ class Gelf(Source):
     record_column: ClassVar[str] = "value"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
     receiver_class: ClassVar[str] = "forebay_contrib.gelf.receiver:GelfReceiver"
+    letter_judge: ClassVar[str] = "forebay_contrib.gelf.messages:judge_letters"
 
     kind: Literal["gelf"] = "gelf"
     listen: str
-    transports: tuple[Literal["udp", "tcp"], ...] = ("udp", "tcp")
+    transports: Transports = ("udp", "tcp")
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=64 * 2**20)] = 2**20
     chunk_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0, le=3600)] = 5.0

@@ -53,6 +53,12 @@ def errors_in(texts: Sequence[bytes]) -> Mapping[int, NoMessageError]:
     return {place: error for place, message in enumerate(found) if (error := _error_of(message)) is not None}
 
 
+def judge_letters(_: object, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:
+    """Return why dead letters are no messages, by their places; see ``Source.refusals``."""
+    del reason
+    return {place: str(error) for place, error in errors_in(letters).items()}
+
+
 def _at_once(texts: Sequence[bytes]) -> Sequence[_Message] | None:
     """Return the messages by one call of the parser; None: something is wrong with one of them.
 

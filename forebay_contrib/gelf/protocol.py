@@ -5,7 +5,9 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from forebay_contrib.gelf.messages import BLANKS, DOES_NOT_FIT, NoMessageError, errors_in, is_compressed
+import msgspec
+
+from forebay_contrib.gelf.messages import BLANKS, NoMessageError, errors_in, is_compressed, judge_letters
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.http.requests.decompression import decompressed
 from receiver_runtime.receivers.http.requests.protocol import HttpProtocol
@@ -23,7 +25,7 @@ from receiver_runtime.receivers.http.rows import Rows
 from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _PATH = "/gelf"
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
+_ANY_VALUE = msgspec.json.Decoder(msgspec.Raw)  # it makes no objects
 _AT_ONCE = 1024  # how many messages to judge before the time is checked again
 _LONGEST_REASON = 300  # characters of what is said of one message
 _NOT_BLANK: Json = {"type": "string", "pattern": r"[A-Za-z0-9]"}
@@ -72,6 +75,10 @@ class GelfHttp(HttpProtocol):
         """See ``HttpProtocol``."""
         return [Route(_PATH, _is_any, parse_messages, _DESCRIBED, _answer, _refuse)]
 
+    def refusals(self, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:
+        """See ``HttpProtocol``."""
+        return judge_letters(self, reason, letters)
+
 
 def parse_messages(headers: Headers, body: bytes, source: Http, limits: ParsingLimits) -> PushedRows:
     """Return a row for each message: the body is one, or has one a line.
@@ -110,10 +117,18 @@ def parse_messages(headers: Headers, body: bytes, source: Http, limits: ParsingL
 
 def _texts_of(whole: bytes, limits: ParsingLimits) -> Sequence[bytes]:
     """Return a body that is one value as it is, and the lines of any other."""
-    if b"\n" not in whole or (error := errors_in([whole]).get(0)) is None or error.reason is DOES_NOT_FIT:
+    if b"\n" not in whole or _is_one_value(whole):
         return [whole]
     limits.check_lines(whole)
     return [line for line in map(_stripped, whole.split(b"\n")) if line]
+
+
+def _is_one_value(text: bytes) -> bool:
+    try:
+        _ANY_VALUE.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _judged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -38,6 +38,12 @@ class Statsd(Records):
 
     kind: Literal["statsd"] = "statsd"
     columns: tuple[tuple[str, str], ...] = _COLUMNS
+
+    def __init__(self, schema: None = None, /, **fields: Any) -> None:  # noqa: ANN401  a model's fields
+        """Take ``keep`` and ``raw``. Raises ValueError: a schema is given, as to other kinds of records."""
+        if schema is not None:
+            raise ValueError(f"{schema!r}: the columns of statsd are given: write Statsd(), with keep= or raw=")
+        super().__init__(**fields)
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:

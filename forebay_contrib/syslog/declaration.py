@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.fields.multiline import MultilineField  # noqa: TC001  pydantic evaluates it
+from receiver_runtime.sources.fields.several import Transports  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source
@@ -67,7 +68,7 @@ class Syslog(Source):
 
     kind: Literal["syslog"] = "syslog"
     listen: str
-    transports: tuple[Literal["udp", "tcp"], ...] = ("udp", "tcp")
+    transports: Transports = ("udp", "tcp")
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     timezone: str = "UTC"
     max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=64 * 2**20)] = 2**16

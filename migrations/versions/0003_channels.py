@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects.postgresql import INT8MULTIRANGE
 
 revision = "0003"
 down_revision = "0002"
@@ -34,6 +35,13 @@ def upgrade() -> None:
             nullable=False,
             server_default=sa.func.clock_timestamp(),
             comment="When it was moved last",
+        ),
+        sa.Column(
+            "gaps",
+            INT8MULTIRANGE(),
+            nullable=False,
+            server_default="{}",
+            comment="Offsets before the position that a lost commit had and no block has: a salvage registers their blocks",
         ),
         sa.PrimaryKeyConstraint("stream_id", "sender", "channel", name="channels_pkey"),
         sa.CheckConstraint("position >= 0", name="channels_position"),

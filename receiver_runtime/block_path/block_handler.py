@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.frames.encryption import FrameEncryptor
     from receiver_runtime.block_store.frames.frame import EncodedFrame
     from receiver_runtime.block_store.frames.payload import Compression
-    from tracker_store.blocks.blocks import ChannelMove
+    from tracker_store.blocks.blocks import BlockHandle, ChannelMove
 
 
 # A frame must have a payload, though a note needs none.
@@ -171,6 +171,21 @@ class BlockHandler:
         if rule is SourceRule.SENT_AGAIN:
             self._newest_sent_again = sequence
         return NewBlock(self._claim.receiver_id, self._claim.epoch, sequence, encoded.records, handle.length, handle)
+
+    def note_moves(self, moves: Sequence[ChannelMove], *, sequence: int) -> Sequence[BlockHandle]:
+        """Store a note of moves that no block goes with; ``sequence`` is the next block's.
+
+        Raises: as ``WriteAheadLog.write``. Call ``moves_recorded`` when they are made; no note is sealed before.
+        """
+        through = self.registered_through.sequence
+        note = self._note_frame(sequence, through, payload=encode_moves(moves, alone=True))
+        handles = self._log.write([note], until_recorded=True)
+        self._recorded_through = max(self._recorded_through, through)
+        return handles
+
+    def moves_recorded(self, handles: Sequence[BlockHandle]) -> None:
+        """Say that the driver log has made the moves of a note, or refused them."""
+        self._log.recorded(handles)
 
     def store_dead_letters(
         self, letters: Sequence[DeadLetter], *, sequence: int, empty: Sequence[DeadLetterReason] = ()

@@ -286,7 +286,11 @@ class BlockPath:
     def move_channels(self, moves: Sequence[ChannelMove]) -> bool:
         """Move channels on without a block: all of them, or none if one is elsewhere; returns whether they moved."""
         with self.in_flight:
-            return self._driver_log.move_channels(moves)
+            # So that a driver log that loses the move gets it from the file.
+            note = self._until_stored(lambda: self.writer.note_moves(moves))
+            moved = self._driver_log.move_channels(moves)
+            self._handler.moves_recorded(note)
+            return moved
 
     def push_channels(self, batch: pa.RecordBatch, moves: Sequence[ChannelMove]) -> Future[NewBlock]:
         """Store a batch as one block that moves channels; return when it is stored, before it is registered.
@@ -304,15 +308,19 @@ class BlockPath:
         """Store a block of records that are sent again if not acknowledged; waits for a disk, except at a stop."""
         with self.in_flight:
             encoded = self._handler.encode([batch])
-            backoff = store_backoff()
-            while True:
-                try:
-                    future = self.writer.push(encoded, keys=keys, moves=moves)
-                except WriteAheadLogError as error:
-                    self.pusher.report_failure("a block that is sent again could not be stored", error)
-                    if self._interrupted or not self.writer.pause(backoff.next_delay()):
-                        raise
-                else:
-                    self.pusher.report_stored()
-                    self.has_accepted = True
-                    return future
+            future = self._until_stored(lambda: self.writer.push(encoded, keys=keys, moves=moves))
+        self.has_accepted = True
+        return future
+
+    def _until_stored(self, store: Callable[[], T]) -> T:
+        backoff = store_backoff()
+        while True:
+            try:
+                stored = store()
+            except WriteAheadLogError as error:
+                self.pusher.report_failure("a block that is sent again could not be stored", error)
+                if self._interrupted or not self.writer.pause(backoff.next_delay()):
+                    raise
+            else:
+                self.pusher.report_stored()
+                return stored

@@ -19,12 +19,12 @@ from receiver_runtime.watching.receiver_calls import InFlightCalls
 from tracker_store.connection.errors import ChannelConflictError, DuplicateKeysError, OffsetConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from receiver_runtime.block_path.block_handler import BlockHandler, EncodedBlock
     from receiver_runtime.block_path.receiver_context import ReceiverContext
-    from tracker_store.blocks.blocks import ChannelMove, ControlResponse, NewBlock, OffsetLink
+    from tracker_store.blocks.blocks import BlockHandle, ChannelMove, ControlResponse, NewBlock, OffsetLink
     from tracker_store.connection.errors import DriverLogError
 
 
@@ -157,6 +157,11 @@ class BlockWriter:
             future = self._registration.submit(block)
         future.add_done_callback(partial(self._on_answer, block))
         return future
+
+    def note_moves(self, moves: Sequence[ChannelMove]) -> Sequence[BlockHandle]:
+        """Store a note of moves without a block, in its place between the blocks; as ``BlockHandler.note_moves``."""
+        with self.storing, self._push_lock:
+            return self._handler.note_moves(moves, sequence=self._next_sequence)
 
     def resume_after_refusal(self) -> None:
         """Accept blocks again, after a refusal for a position, a key or a channel. Waits for the blocks in flight.

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.frames.payload import encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,10 +110,7 @@ class TextCheck(RowCheck):
             kind = pa.large_binary() if pa.types.is_large_string(self.schema.field(0).type) else pa.binary()
             found: Sequence[bytes] = rows.column(0).cast(kind).to_pylist()
         else:
-            found = [
-                encode_batches(self.schema, [rows.slice(row, 1)], compression="none").to_pybytes()
-                for row in range(rows.num_rows)
-            ]
+            found = [encode_row(self.schema, rows, row) for row in range(rows.num_rows)]
         return [DeadLetter(DeadLetterReason.INVALID_TEXT, data) for data in found]
 
 
@@ -147,6 +144,20 @@ def _search(column: pa.Array, *, is_nested: bool) -> list[int]:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def without_text(kind: pa.DataType) -> pa.DataType:
+    """Return the type that has bytes where this one has text, also inside lists, maps and structs."""
+    if pa.types.is_map(kind):
+        return pa.map_(without_text(kind.key_type), without_text(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(without_text(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_text(field.type)) for field in kind])
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    return pa.binary() if pa.types.is_string(kind) else kind
 
 
 def _holds_text(kind: pa.DataType) -> bool:

@@ -200,7 +200,7 @@ class ReceiverStart:
             rate_limit=response.rate_limit,
             threads=shared.block_threads,
             reading_loop=shared.reading_loop,
-            letters=LetterReplay(store, BlockKeys(keys)),
+            letters=LetterReplay(store, BlockKeys(keys), source.refusals),
         )
 
     @contextlib.contextmanager

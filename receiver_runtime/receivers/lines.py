@@ -388,7 +388,9 @@ class LineSplitter:
 
     def _is_too_large(self) -> bool:
         """Return whether the held record is too large, whatever comes next."""
-        over = len(self._held) - self._max
+        # The mark is no part of the record.
+        mark = len(self._mark) if self._is_new and self._held.startswith(self._mark) else 0
+        over = len(self._held) - mark - self._max
         if over <= 0:
             return False
         return not any(self._held.endswith(self._ending[:size]) for size in range(over, len(self._ending)))

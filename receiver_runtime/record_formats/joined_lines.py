@@ -92,13 +92,21 @@ class RecordLimits:
     max_bytes: int
     joint: int = 1
 
-    def firsts(self, firsts: Indexes, nbytes: Sizes, counts: Sizes | None = None) -> Indexes:
+    def firsts(
+        self,
+        firsts: Indexes,
+        nbytes: Sizes,
+        counts: Sizes | None = None,
+        *,
+        preferred: npt.NDArray[np.bool_] | None = None,
+    ) -> Indexes:
         """Return where records begin, those that are too large cut: each part has as many lines as it may.
 
         Args:
             firsts: the lines that begin a record; the first line is one of them.
             nbytes: of each line.
             counts: as how many lines each of them counts; None: as one.
+            preferred: the lines at which a record is cut, if a part has one of them; None: all.
         """
         ends = np.cumsum(nbytes + self.joint)
         numbers = np.arange(1, nbytes.size + 1) if counts is None else np.cumsum(counts)
@@ -110,15 +118,17 @@ class RecordLimits:
         )
         over = np.flatnonzero(is_over & (nexts - firsts > 1))
         cuts: list[int] = []
+        places = None if preferred is None else np.flatnonzero(preferred)
         for first, end in zip(firsts[over].tolist(), nexts[over].tolist(), strict=True):
             at = first
             while True:
                 begin, before = (int(ends[at - 1]), int(numbers[at - 1])) if at else (0, 0)
                 fitting = int(np.searchsorted(ends, begin + self.max_bytes + self.joint, side="right"))
                 counted = int(np.searchsorted(numbers, before + self.max_lines, side="right"))
-                at = max(at + 1, min(fitting, counted))
-                if at >= end:
+                behind = max(at + 1, min(fitting, counted))
+                if behind >= end:
                     break
+                at = behind if places is None else _last_within(places, at, behind)
                 cuts.append(at)
         return np.sort(np.concatenate([firsts, np.array(cuts, dtype=np.intp)])) if cuts else firsts
 
@@ -183,6 +193,12 @@ class LineJoiner:
             return lines
         offsets = pa.array(np.append(firsts, len(lines)), pa.int32())
         return pc.binary_join(pa.ListArray.from_arrays(offsets, lines), "\n")
+
+
+def _last_within(places: Indexes, after: int, last: int) -> int:
+    """Return the last of these places that is behind ``after`` and not behind ``last``; ``last`` if there is none."""
+    found = int(np.searchsorted(places, last, side="right")) - 1
+    return int(places[found]) if found >= 0 and places[found] > after else last
 
 
 def sizes_of(texts: pa.Array) -> Sizes:

@@ -1,7 +1,8 @@
 """Join lines that come from several streams at a time, and hold each stream's open record until it is complete.
 
-Owns the open records, as one batch, and their bounds: time, lines, bytes, and how many there are. No Python object per
-line or record. It must never read a clock, and knows no socket.
+Owns the open records, as some batches, and their bounds: time, lines, bytes, and how many there are. No Python object
+per line or record. New lines cost what they and the records that they may belong to have in bytes, whatever else is
+open. It must never read a clock, and knows no socket.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 # Senders choose how many streams there are: beyond these bounds the records that are open for longest are complete.
 MOST_OPEN = 10_000
 MOST_OPEN_BYTES = 32 * 2**20
+# What is open is copied to one batch when it is in more batches, or more bytes than twice those of then and these:
+# so a byte is copied a few times, and records that are complete take no more memory than those that were open.
+_MOST_BATCHES = 64
+_SPARE_BYTES = 4 * 2**20
+# Of an open record: the number of its first line, where it is, its lines, its bytes (see `max_bytes`), when it began.
+_OPEN = np.dtype([(name, np.int64) for name in ("number", "batch", "row", "lines", "nbytes")] + [("since", np.float64)])
 
 
 class KeyedJoins:
@@ -53,11 +60,14 @@ class KeyedJoins:
         self._text = schema.get_field_index(text)
         self._joined = [self._text] if raw is None else [self._text, schema.get_field_index(raw)]
         self._most_open, self._most_open_bytes = most_open, most_open_bytes
-        #: The open records, the one that began first at the top; for each its key, its lines, and when it began.
-        self._open: pa.RecordBatch = pa.RecordBatch.from_pylist([], schema=schema)
+        self._none: pa.RecordBatch = pa.RecordBatch.from_pylist([], schema=schema)
+        # The open records, with rows that are no more open, and how many bytes they have and may have.
+        self._batches: list[pa.RecordBatch] = []
+        self._nbytes, self._most_nbytes = 0, _SPARE_BYTES
+        #: What is known of each open record, and its key; the one that began first is at the top.
+        self._open: npt.NDArray[np.void] = np.zeros(0, dtype=_OPEN)
         self._keys: pa.StringArray = pa.array([], pa.string())
-        self._lines: Sizes = np.zeros(0, dtype=np.int64)
-        self._since: npt.NDArray[np.float64] = np.zeros(0)
+        self._count = 0
 
     def add(
         self, lines: pa.RecordBatch, keys: pa.StringArray, now: float, breaks: Indexes | None = None
@@ -72,13 +82,14 @@ class KeyedJoins:
         """
         if not lines.num_rows:
             return lines
-        held = self._open.num_rows
-        is_first = np.ones(held + lines.num_rows, dtype=bool)
-        is_first[held:] = self._joiner.begins(pc.fill_null(lines.column(self._text), ""))
+        goes_on = pc.is_in(self._keys, value_set=keys).to_numpy(zero_copy_only=False)
+        is_first = np.ones(np.count_nonzero(goes_on) + lines.num_rows, dtype=bool)
+        is_first[-lines.num_rows :] = self._joiner.begins(pc.fill_null(lines.column(self._text), ""))
         if breaks is not None:
-            is_first[breaks + held] = True
-        rows = pa.concat_batches([self._open, lines])
-        names = pa.concat_arrays([self._keys, keys])
+            is_first[breaks - lines.num_rows] = True
+        rows = pa.concat_batches([self._rows(self._open[goes_on]), lines])
+        names = pa.concat_arrays([self._keys.filter(pa.array(goes_on)), keys])
+        known = np.concatenate([self._open[goes_on], self._new(lines.num_rows, now)])
         ids = names.dictionary_encode().indices.to_numpy()
         # By key; the sort keeps the order within one, so that an open record comes before its new lines.
         order = np.argsort(ids, kind="stable")
@@ -86,25 +97,33 @@ class KeyedJoins:
         is_first[0] = True
         is_first[1:] |= ids[order][1:] != ids[order][:-1]
         rows = _taken(rows, order)
-        counts = np.concatenate([self._lines, np.ones(lines.num_rows, dtype=np.int64)])[order]
+        counts = known["lines"][order]
         firsts = self._joiner.limits.firsts(np.flatnonzero(is_first), self._sizes(rows), counts)
         records, places = self._join(rows, firsts), order[firsts]
         is_open = np.ones(firsts.size, dtype=bool)
         is_open[:-1] = ids[places][1:] != ids[places][:-1]
-        by_age = np.argsort(places, kind="stable")
-        self._open = _taken(records, by_age)
-        self._keys = names.take(pa.array(places[by_age]))
-        self._lines = np.add.reduceat(counts, firsts)[by_age]
-        self._since = np.concatenate([self._since, np.full(lines.num_rows, now)])[places][by_age]
-        return self._take(~is_open[by_age] | self._is_too_much(is_open[by_age]))
+        found = known[places]
+        found["lines"] = np.add.reduceat(counts, firsts)
+        found["nbytes"] = self._sizes(records)
+        found["batch"], found["row"] = len(self._batches), np.arange(firsts.size)
+        self._batches.append(records)
+        opens = np.concatenate([self._open[~goes_on], found])
+        by_age = np.argsort(opens["number"])
+        is_open = np.concatenate([np.ones(opens.size - firsts.size, dtype=bool), is_open])[by_age]
+        names = pa.concat_arrays([self._keys.filter(pa.array(~goes_on)), names.take(pa.array(places))])
+        self._open, self._keys = opens[by_age], names.take(pa.array(by_age))
+        complete = self._take(~is_open | self._is_too_much(is_open))
+        self._drop_complete()
+        return complete
 
     def overdue(self, now: float) -> pa.RecordBatch:
         """Return the records that have waited for as long as they may."""
-        return self._take(now - self._since >= self._timeout)
+        return self._take(now - self._open["since"] >= self._timeout)
 
     def until_overdue(self, now: float) -> float | None:
         """Return after how many seconds a record has waited for as long as it may; None: there is none."""
-        return max(0.0, float(self._since.min()) + self._timeout - now) if self._since.size else None
+        since = self._open["since"]
+        return max(0.0, float(since.min()) + self._timeout - now) if since.size else None
 
     def end(self, streams: pa.StringArray) -> pa.RecordBatch:
         """Return the open records of keys that begin with one of these, up to a NUL: no more lines belong to them."""
@@ -113,21 +132,55 @@ class KeyedJoins:
 
     def end_all(self) -> pa.RecordBatch:
         """Return all open records."""
-        return self._take(np.ones(self._since.size, dtype=bool))
+        return self._take(np.ones(self._open.size, dtype=bool))
+
+    def _new(self, lines: int, now: float) -> npt.NDArray[np.void]:
+        """Return what is known of new lines."""
+        new = np.zeros(lines, dtype=_OPEN)
+        new["number"] = np.arange(self._count, self._count + lines)
+        new["lines"], new["since"] = 1, now
+        self._count += lines
+        return new
+
+    def _rows(self, records: npt.NDArray[np.void]) -> pa.RecordBatch:
+        """Return these records, in their order."""
+        places = np.unique(records["batch"])
+        found = [(records["batch"] == place, self._batches[place]) for place in places.tolist()]
+        parts = [batch.take(pa.array(records["row"][is_there])) for is_there, batch in found]
+        if len(parts) <= 1:
+            return parts[0] if parts else self._none
+        return _taken(pa.concat_batches(parts), np.argsort(np.argsort(records["batch"], kind="stable")))
 
     def _take(self, taken: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         if not taken.any():
-            return self._open.slice(0, 0)
-        found, kept = self._open.filter(pa.array(taken)), pa.array(~taken)
-        self._open, self._keys = self._open.filter(kept), self._keys.filter(kept)
-        self._lines, self._since = self._lines[~taken], self._since[~taken]
+            return self._none
+        found = self._rows(self._open[taken])
+        self._open, self._keys = self._open[~taken], self._keys.filter(pa.array(~taken))
+        if not self._open.size:
+            self._batches.clear()
+            self._nbytes, self._most_nbytes = 0, _SPARE_BYTES
         return found
+
+    def _drop_complete(self) -> None:
+        """Let go of the rows of the last batch that are not open; and of all such rows, where they are many."""
+        if not self._batches:
+            return
+        last = len(self._batches) - 1
+        is_there = self._open["batch"] == last
+        self._batches[last] = self._rows(self._open[is_there])
+        self._open["row"][is_there] = np.arange(np.count_nonzero(is_there))
+        self._nbytes += self._batches[last].nbytes
+        if last >= _MOST_BATCHES or self._nbytes > self._most_nbytes:
+            self._batches = [self._rows(self._open)]
+            self._open["batch"], self._open["row"] = 0, np.arange(self._open.size)
+            self._nbytes = self._batches[0].nbytes
+            self._most_nbytes = 2 * self._nbytes + _SPARE_BYTES
 
     def _is_too_much(self, is_open: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return which open records are complete because there are too many: those that began first."""
         # Count from the newest one.
         numbers = np.cumsum(is_open[::-1])[::-1]
-        nbytes = np.cumsum((self._sizes(self._open) * is_open)[::-1])[::-1]
+        nbytes = np.cumsum((self._open["nbytes"] * is_open)[::-1])[::-1]
         too_much: npt.NDArray[np.bool_] = (numbers > self._most_open) | (nbytes > self._most_open_bytes)
         return too_much
 

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from receiver_runtime.block_path.block_handler import DeadLetter
-from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck
+from receiver_runtime.block_path.text_check import CheckedRows, RowCheck, TextCheck, without_text
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from receiver_runtime.block_store.frames.payload import encode_batches
+from receiver_runtime.block_store.frames.payload import encode_row
 from receiver_runtime.record_formats.fitting import fitted
 from receiver_runtime.record_formats.record_reader import Fault, Parsed, RecordReader
 from receiver_runtime.sources.records.declared import KEY, KEY_PREFIX
@@ -183,8 +183,7 @@ class TypedRows(RowCheck):
         if self._key_reader is None:
             record: bytes | None = self._values(rows, self._column)[row].as_py()
             return record or b""
-        whole: bytes = encode_batches(self._source, [rows.slice(row, 1)], compression="none").to_pybytes()
-        return whole
+        return encode_row(self._source, rows, row)
 
     def rows_of(self, records: Sequence[bytes]) -> pa.RecordBatch:
         """Return dead letters as rows of the receiver: a record has null in the other columns."""
@@ -198,11 +197,14 @@ class TypedRows(RowCheck):
         if not letter.startswith(_STREAM):
             return None
         try:
-            with pa.ipc.open_stream(letter) as stream:
-                if not stream.schema.equals(self._source):
-                    return None
-                row = stream.read_next_batch()
-            row.validate(full=True)
+            messages = pa.ipc.MessageReader.open_stream(letter)
+            if not pa.ipc.read_schema(messages.read_next_message()).equals(self._source):
+                return None
+            message = messages.read_next_message()
+            # Its text may be why it is a letter: all else must be right.
+            kinds = [field.with_type(without_text(field.type)) for field in self._source]
+            pa.ipc.read_record_batch(message, pa.schema(kinds)).validate(full=True)
+            row = pa.ipc.read_record_batch(message, self._source)
         except (OSError, StopIteration, pa.ArrowException):
             return None
         return row if row.num_rows == 1 else None

@@ -108,6 +108,9 @@ class Source(BaseModel):
     path_is_pattern: ClassVar[bool] = False
     #: Its receiver, as ``module:Class``; loaded, with the broker's client, when a receiver is made.
     receiver_class: ClassVar[str] = ""
+    #: What judges its dead letters, as ``module:function``, if its own parser refuses whole records. The function takes
+    #: the declaration, a reason and letters, and returns as ``refusals`` does.
+    letter_judge: ClassVar[str] = ""
     #: The extra of the package ``forebay`` that its receivers need where the agent runs; None if they need none.
     needs_extra: ClassVar[str | None] = None
     if TYPE_CHECKING:
@@ -157,6 +160,17 @@ class Source(BaseModel):
     def load_fitting(self) -> type:
         """Return the class, which takes what is declared. Raises SourceError."""
         return self.load()
+
+    def refusals(self, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:
+        """Return why its own parser refuses dead letters, by their places. A typed stream can't have these.
+
+        Raises SourceError.
+        """
+        if not self.letter_judge:
+            return {}
+        module, _, name = self.letter_judge.partition(":")
+        found: Mapping[int, str] = getattr(importlib.import_module(module), name)(self, reason, letters)
+        return found
 
     def make_receiver(self) -> object:
         """Return a receiver, not yet attached.

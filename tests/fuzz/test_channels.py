@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from receiver_runtime.block_path.channel_moves import decode_moves, encode_moves
+from receiver_runtime.block_path.channel_moves import decode_note, encode_moves
 from receiver_runtime.receivers.http.channels.channel import check_end, is_name, place_of
 from receiver_runtime.receivers.http.requests.pushed import PushRefusedError
 from receiver_runtime.receivers.http.requests.refusals import RefusedError
@@ -44,5 +44,5 @@ def test_a_place_is_a_name_and_an_offset_that_fit_the_driver_log(data: bytes) ->
 )
 def test_a_note_has_moves_or_is_refused(data: bytes) -> None:
     with suppress(ValueError):
-        for move in decode_moves(data):
+        for move in decode_note(data).channel_moves:
             assert 0 <= move.from_offset < move.to_offset < 2**63

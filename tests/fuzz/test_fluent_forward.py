@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,14 @@ _MESSAGES = [
     encode(["app", gzip.compress(packed(entry(1), entry(2)), mtime=0), {"chunk": "c2", "compressed": "gzip"}]),
     encode(["app", 1.5, {"x": float("nan"), "y": msgspec.msgpack.Ext(-1, b"\0\0\0\1"), 7: "number"}]),
     b"\xc0\xc0",
+    encode(["app", [[1e300, _RECORD], [[-1e300, {}], {}]], {"chunk": "c3"}]),
     encode({"no": "message"}),
 ]
 _WORDS = [
     *(b"\xc1", b"\xd7\x00", b"\x92\xd7\x00", b"\xc7\x08\x00", b"\xd6\xff", b"\xc4\x01\xff", b"\xa1\xff", b"\x81\xa1a"),
     *(b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\x7f\xff\xff\xff", b"\xdc\0\2"),
     *(b"\xca\x7f\xc0\0\0", b"\xcb\x7f\xf0\0\0\0\0\0\0", b"\x90" * 300, b"\x91" * 300, b"\x81\x01" * 150),
+    b"\xcb" + struct.pack(">d", 1e300),
     *(encode({"chunk": "c"}), encode({"compressed": "gzip"}), _TWICE, encode(_RECORD)),
 ]
 
@@ -94,6 +97,7 @@ def test_a_stream_becomes_rows_and_dead_letters_however_it_is_cut(data: bytes) -
     assert ([_content(parsed) for parsed in cut], cut_ended) == (contents, ended)
     for parsed in found:
         rows = parsed.rows
+        assert parsed.fault is None
         assert rows.nbytes <= _LIMITS.rows or not rows.records
         assert len(rows.records) == sum(rows.counts)
         for text in rows.batch().column("record").to_pylist():

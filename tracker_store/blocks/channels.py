@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -78,6 +78,49 @@ def move_channels(connection: sa.Connection, *, receiver_id: int, moves: Sequenc
             },
         ).scalar_one()
     return moved
+
+
+def channel_gaps(
+    connection: sa.Connection, *, receiver_id: int, channels: Sequence[ChannelKey]
+) -> dict[ChannelKey, list[tuple[int, int]]]:
+    """Return the ranges of offsets before channels' positions that no block has, of channels with any. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT place, from_offset, to_offset
+                FROM forebay.channel_gaps(:receiver, CAST(:senders AS text[]), CAST(:names AS text[]))
+            """),
+            {
+                "receiver": receiver_id,
+                "senders": [channel.sender for channel in channels],
+                "names": [channel.name for channel in channels],
+            },
+        ).all()
+    gaps: dict[ChannelKey, list[tuple[int, int]]] = {}
+    for row in rows:
+        gaps.setdefault(channels[row.place - 1], []).append((row.from_offset, row.to_offset))
+    return gaps
+
+
+def jump_channel(connection: sa.Connection, *, receiver_id: int, move: ChannelMove) -> bool:
+    """Move a channel over a range that no block has, and record it as a gap; False: the channel is elsewhere.
+
+    Locks: the channel's row. After an unknown outcome read the position.
+    """
+    return bool(_of_one(connection, "jump_channel", receiver_id, move))
+
+
+def close_channel_gap(connection: sa.Connection, *, receiver_id: int, move: ChannelMove) -> None:
+    """Note that a range of a channel is no gap any more; its block is registered. Locks: the channel's row."""
+    _of_one(connection, "close_channel_gap", receiver_id, move)
+
+
+def _of_one(connection: sa.Connection, function: str, receiver_id: int, move: ChannelMove) -> object:
+    with named_failures():
+        return connection.execute(
+            sa.text(f"SELECT forebay.{function}(:receiver, :sender, :channel, :from_offset, :to_offset)"),
+            {"receiver": receiver_id, **asdict(move)},
+        ).scalar_one()
 
 
 def list_channels(connection: sa.Connection, stream: str) -> list[ChannelRow]:

@@ -12,6 +12,11 @@ WANTED = "1 to 255 printable characters"
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 
 
+def is_key(text: str) -> bool:
+    """Return whether a text as it is, with quotes if it has some, is a key."""
+    return _KEY.fullmatch(text) is not None
+
+
 def idempotency_key(given: str) -> str | None:
     """Return the key in a header's value; None: it is no key.
 
@@ -19,4 +24,4 @@ def idempotency_key(given: str) -> str | None:
     senders send it.
     """
     key = given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
-    return key if _KEY.fullmatch(key) else None
+    return key if is_key(key) else None

@@ -30,7 +30,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import INT8RANGE, JSONB
+from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, INT8RANGE, JSONB
 
 from tracker_store.schema.states import (
     UNFINISHED_STATES,
@@ -550,6 +550,13 @@ channels = Table(
     ),
     Column("receiver_id", BigInteger, nullable=False, comment="The receiver that moved it last"),
     _now("moved_at", "When it was moved last"),
+    Column(
+        "gaps",
+        INT8MULTIRANGE,
+        nullable=False,
+        server_default="{}",
+        comment="Offsets before the position that a lost commit had and no block has: a salvage registers their blocks",
+    ),
     PrimaryKeyConstraint("stream_id", "sender", "channel"),
     CheckConstraint("position >= 0", name="channels_position"),
     comment="Up to which offset of each channel is every record stored?",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
+_MAPPED = "::ffff:"  # before an IPv4 address that a socket for both IP versions holds, as gRPC's do
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared, never bound
 
 
@@ -42,12 +43,16 @@ def holder_of(host: str, port: int, *, datagrams: bool, ours: Callable[[], Colle
         for one in found
         if one.laddr
         and one.laddr.port == port
-        and (one.laddr.ip == host or {one.laddr.ip, host} & _ANY_ADDRESS)
+        and _overlap(one.laddr.ip.removeprefix(_MAPPED), host.removeprefix(_MAPPED))
         and (datagrams or one.status == psutil.CONN_LISTEN)
     }
     if pids & {*ours()}:
         return Holder.OURS
     return Holder.ANOTHER if pids and None not in pids else Holder.UNKNOWN
+
+
+def _overlap(held: str, asked: str) -> bool:
+    return held == asked or bool({held, asked} & _ANY_ADDRESS)
 
 
 def pids_of_home(home: Path) -> set[int]:

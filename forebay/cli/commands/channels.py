@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
+from forebay.cli.terminal.failures import CommandError
 from forebay.cli.terminal.tables import print_table
 from tracker_store.batches.pipelines import list_streams, unknown_stream
 from tracker_store.blocks.channels import list_channels
 
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
 APPLICATION = "forebay channels"
+_WITH_CHANNELS = "http"  # the kind of source whose senders may number their records
 
 
 def channels(
@@ -34,8 +39,8 @@ def channels(
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
         rows = list_channels(connection, stream)
-        if not rows and all(row.name != stream for row in list_streams(connection)):
-            raise unknown_stream(connection, stream)
+        if not rows:
+            _refuse_without_channels(connection, stream)
     if as_json:
         listed = [asdict(row) | {"moved_at": row.moved_at.isoformat()} for row in rows]
         typer.echo(json.dumps({"stream": stream, "channels": listed}))
@@ -51,3 +56,14 @@ def channels(
         for row in rows
     ]
     print_table(console, ("sender", "channel", "offset", "moved", "receiver"), cells)
+
+
+def _refuse_without_channels(connection: sa.Connection, stream: str) -> None:
+    """Raise UnknownNameError, or CommandError for a stream whose source takes no channels."""
+    declared = {row.name: row.declaration for row in list_streams(connection)}
+    if stream not in declared:
+        raise unknown_stream(connection, stream)
+    kind = declared[stream]["source"]["kind"]
+    if kind != _WITH_CHANNELS:
+        message = f"stream {stream}: {kind} takes no channels: senders have them who push to an Http source"
+        raise CommandError(message)

@@ -277,7 +277,7 @@ def _add_conflict(found: dict[tuple[str, ...], Finding], address: str, here: Seq
 def _compare(
     connection: sa.Connection, module: str, pipelines: Sequence[Pipeline], changes: Sequence[Change]
 ) -> Iterator[Finding]:
-    """Yield what `forebay apply` would change or refuse, what it asks for, and what older blocks have otherwise."""
+    """Yield what `forebay apply` would change or refuse, and what it asks for."""
     try:
         refuse(connection, pipelines)
     except (DeclarationError, DriverLogError) as error:
@@ -292,7 +292,6 @@ def _compare(
         yield Finding(f"{change.kind} {change.name}", Health.OK, _shown(change))
     if not changes:
         yield Finding("driver log", Health.OK, "code and driver log agree")
-    yield from _changed_types(connection, declared_streams(pipelines))
 
 
 def _shown(change: Change) -> str:
@@ -303,27 +302,3 @@ def _shown(change: Change) -> str:
             return "nothing would read it any more, and its receivers would stop"
         case _:
             return f"differs from what is applied: {', '.join(key for key, _, _ in change.details)}"
-
-
-def _changed_types(connection: sa.Connection, streams: Sequence[Stream]) -> Iterator[Finding]:
-    """Yield columns whose types differ from those of older blocks."""
-    applied = {row.name: row.stream_id for row in list_streams(connection)}
-    for stream in streams:
-        columns = dict(getattr(type(stream.source), "columns", ()))
-        if stream.records is not None:
-            columns = dict(stream.records.block_columns(stream.source.columns, stream.source.record_column))
-        if stream.name not in applied:
-            continue
-        # In order of versions, so that the first one that has a column with its type is named.
-        older: dict[str, tuple[str, str, int]] = {}
-        for version in schemas_of_stream(connection, applied[stream.name]):
-            for name, kind in version.columns:
-                older.setdefault(name.lower(), (name, kind, version.version))
-        for name, kind in columns.items():
-            before = older.get(name.lower())
-            if before is not None and before[:2] != (name, kind):
-                found = (
-                    f"column {name} is {kind}, and the stream has {before[0]} as {before[1]} since version {before[2]}"
-                )
-                way_out = "A column keeps its type: give the stream another name."
-                yield Finding(f"stream {stream.name}", Health.FAILED, found, way_out)

@@ -27,7 +27,7 @@ FINDINGS: Final = {
     "db current": "the schema is not the one of this installation",
     "demo": "a result differs from the known answer",
     "doctor": "something is missing or does not work; warnings alone give 0",
-    "send": "a line was left out, refused or a dead letter, or not all is registered; the rest stays in the spool",
+    "send": "a line was left out, refused or became a dead letter, or some are only in the spool",
     "status": "something can't be reached",
     "stop": "it has not stopped in time; it goes on stopping",
     "validate": "a check failed; warnings alone give 0",

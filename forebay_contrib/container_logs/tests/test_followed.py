@@ -80,6 +80,28 @@ def test_a_piece_whose_end_never_comes_is_a_record_after_its_time(tmp_path: Path
     reader.close()
 
 
+@pytest.mark.parametrize("multiline", [START, None])
+def test_a_complete_record_waits_no_longer_than_the_open_one_that_it_overlaps(
+    tmp_path: Path, multiline: Multiline | None
+) -> None:
+    log = Log()
+    if multiline is None:
+        write(
+            tmp_path / "0.log",
+            f"{OUT}b one".replace(" F ", " P "),
+            f"{ERR}b error".replace(" F ", " P "),
+            f"{OUT} more",
+        )
+    else:
+        write(tmp_path / "0.log", f"{OUT}b one", f"{ERR}b error", f"{OUT} more", f"{OUT}b two")
+    reader = follow(tmp_path, log, multiline=multiline)
+    reader.run(3)
+    assert log.values == []
+    reader.run(3)
+    assert log.values[:2] == [f"b one{'' if multiline is None else chr(10)} more", "b error"]
+    reader.close()
+
+
 def test_a_rotated_and_compressed_log_is_read_on(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "0.log", f"{OUT}b one", f"{OUT} more", f"{OUT}b two")

@@ -18,11 +18,13 @@ from forebay_contrib.container_logs.joiner import ContainerJoiner
 from forebay_contrib.container_logs.lines import BytesFraming
 from receiver_runtime.receivers.files.content import OpenedFile
 from receiver_runtime.receivers.files.records import Limits, LineReader, Reading
+from receiver_runtime.receivers.framing import LETTER_BYTES
 from receiver_runtime.sources.fields.multiline import Multiline
 from tests.support.searches import examples
 
 MOST = 24
 LINES = 3
+LONGEST = 4000
 PATTERNS = (None, Multiline(start="^b", max_lines=LINES), Multiline(continuation=r"^[\t ]", max_lines=LINES))
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -75,10 +77,15 @@ class Model:
             self.letters.append((at, raw))
             self.end()
             return
-        held = self._streams[line.stream].pieces
-        if held and len(b"".join(piece for _, piece, _ in held) + line.text) > MOST:
+        stream = self._streams[line.stream]
+        stream.pieces.append((at, line.text, raw))
+        while len(pieces := stream.pieces) > 1 and len(b"".join(piece for _, piece, _ in pieces)) > MOST:
+            # Before the last piece that begins with a whole character.
+            whole = [n for n, (_, piece, _) in enumerate(pieces) if n and piece and not 0x80 <= piece[0] <= 0xBF]
+            cut = whole[-1] if whole else len(pieces) - 1
+            stream.pieces = pieces[:cut]
             self._end_text(line.stream)
-        held.append((at, line.text, raw))
+            stream.pieces = pieces[cut:]
         if not line.goes_on:
             self._end_text(line.stream)
 
@@ -117,6 +124,7 @@ class Model:
 
 _TEXT = st.one_of(
     st.sampled_from([b"b", b" a", b"", b"bb", b"b" * MOST, b"b" * (MOST + 1), b"\te\xcc\x81", b'c"\\', b" ", b"e\xcc"]),
+    st.sampled_from([b"\xc3", b" \xc3", b"\xa9", b"\xa9\xc3", b"\xa9b\xc3", "é".encode() * 5, b"\xa9bbbbb"]),
     st.binary(max_size=4).map(lambda data: re.sub(rb"[\n\r\0]", b"-", data)),
 )
 _CRI = st.builds(Line, st.sampled_from(["stdout", "stderr"]), _TEXT, st.booleans())
@@ -146,7 +154,9 @@ _BAD = st.builds(
         ]
     ),
 )
-_LINES = st.lists(st.one_of(_CRI, _CRI, _CRI, _DOCKER, _BAD), max_size=14)
+# The second one is longer than what is looked at for a record.
+_LARGE = st.sampled_from([Line("", b"y" * (LONGEST + 100)), Line("", b"y" * (2 * LONGEST + 300))])
+_LINES = st.lists(st.one_of(_CRI, _CRI, _CRI, _DOCKER, _BAD, _LARGE), max_size=14)
 
 
 def read(
@@ -192,9 +202,9 @@ def read(
     lines=_LINES,
     ending=st.sampled_from([b"\n", b""]),
     multiline=st.sampled_from(PATTERNS),
-    nbytes=st.sampled_from([1, 200, 5000]),
+    nbytes=st.sampled_from([1, 200, 5000, 50_000]),
     most=st.sampled_from([1, 2, 1000]),
-    cuts=st.lists(st.integers(0, 600), max_size=4),
+    cuts=st.lists(st.integers(0, 600) | st.integers(0, 20_000), max_size=4),
 )
 @example(
     [Line("stdout", b"b1", goes_on=True), Line("stderr", b"b"), Line("stdout", b"b2"), Line("stderr", b" a")],
@@ -212,6 +222,26 @@ def read(
     1000,
     [110, 150],
 )
+@example(
+    [
+        *(Line("stdout", piece, goes_on=True) for piece in (b"\xc3\xa9" * 5, b"\xc3\xa9" * 5 + b"\xc3", b"\xa9bbbbb")),
+        Line("stdout", b"b"),
+    ],
+    b"\n",
+    PATTERNS[0],
+    5000,
+    1000,
+    [],
+)
+@example(
+    [Line("stdout", b"boom"), Line("stdout", b" at \xc3", goes_on=True), Line("stdout", b"\xa9"), Line("stdout", b"b")],
+    b"\n",
+    PATTERNS[2],
+    5000,
+    1000,
+    [90],
+)
+@example([Line("stdout", b"b"), Line("", b"y" * 9000), Line("stdout", b"b")], b"\n", PATTERNS[0], 50_000, 1000, [])
 def test_records_are_the_same_however_a_file_grows_and_is_read(
     lines: list[Line], ending: bytes, multiline: Multiline | None, nbytes: int, most: int, cuts: list[int]
 ) -> None:
@@ -225,11 +255,11 @@ def test_records_are_the_same_however_a_file_grows_and_is_read(
         model.add(at, number, line, raw)
         at += len(raw) + 1
     model.end()
-    rows, letters = read(data, multiline, longest=4000, nbytes=nbytes, most=most, cuts=cuts)
+    rows, letters = read(data, multiline, longest=LONGEST, nbytes=nbytes, most=most, cuts=cuts)
     assert [(row["offset"], row["stream"], row["value"], row["time_unix_nano"]) for row in rows] == [
         (at, stream, text, _nanoseconds(number)) for at, stream, text, number in sorted(model.records)
     ]
-    assert sorted(letters) == sorted(raw for _, raw in model.letters)
+    assert sorted(letters) == sorted(raw[:LETTER_BYTES] for _, raw in model.letters)
     assert [row["time"] for row in rows] == [
         EPOCH + timedelta(microseconds=row["time_unix_nano"] // 1000) for row in rows
     ]

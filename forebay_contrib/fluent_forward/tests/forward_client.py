@@ -40,8 +40,10 @@ class ForwardClient:
         context: ssl.SSLContext | None = None,
         seconds: float = 20,
         receive_buffer: int | None = None,
+        source: str = "",
     ) -> None:
         self.socket = socket.socket(socket.AF_INET)
+        self.socket.bind((source, 0))
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 import ssl
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay_contrib.fluent_forward.declaration import FluentForward
+from forebay_contrib.fluent_forward.records import parse
 from forebay_contrib.fluent_forward.tests.forward_client import ForwardClient, encode, entry, packed
 from receiver_runtime.block_path.records import schema_of
 from receiver_runtime.process.receiver_registry import make_receiver
 from receiver_runtime.record_formats.typed_rows import TypedRows
 from receiver_runtime.sources.records.json_records import Json
 from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.supervisor.receiver import Receiver
+from tests.support import polling
 from tests.support.machine.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
@@ -28,6 +32,11 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import pyarrow as pa
+
+    from forebay_contrib.fluent_forward.messages import Message
+    from forebay_contrib.fluent_forward.records import Limits, Origin, Parsed
 
 
 @contextmanager
@@ -222,6 +231,62 @@ def test_a_large_chunk_in_many_reads(tmp_path: Path) -> None:
     assert count(made) == 40_000
     # A chunk's rows have its key in common, so they are in one block.
     assert max(block.records for block in made.log.chain(1)) >= 20_000
+
+
+def test_others_are_answered_while_what_was_compressed_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_are_answered = threading.Event()
+
+    def parse_slowly(message: Message, origin: Origin, limits: Limits) -> Parsed:
+        if b"compressed" in message.data:
+            assert others_are_answered.wait(20)
+        return parse(message, origin, limits)
+
+    monkeypatch.setattr("forebay_contrib.fluent_forward.connections.parse", parse_slowly)
+    with listening(tmp_path) as (_, port), ForwardClient(port) as client, ForwardClient(port, seconds=5) as other:
+        client.send(["t", gzip.compress(packed(entry(1))), {"chunk": "a", "compressed": "gzip"}])
+        try:
+            for name in "bc":
+                other.send(chunk(name, 2))
+                assert other.acks(1) == [name]
+        finally:
+            others_are_answered.set()
+        assert client.acks(1) == ["a"]
+
+
+def test_what_was_compressed_is_not_parsed_while_nothing_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, may_go_on, parsed = Receiver.store_buffered, threading.Event(), []
+
+    def store_when_allowed(receiver: Receiver, batch: pa.RecordBatch) -> None:
+        assert may_go_on.wait(20)
+        store(receiver, batch)
+
+    def counted(message: Message, origin: Origin, limits: Limits) -> Parsed:
+        parsed.append(origin)
+        return parse(message, origin, limits)
+
+    monkeypatch.setattr(Receiver, "store_buffered", store_when_allowed)
+    monkeypatch.setattr("forebay_contrib.fluent_forward.connections.parse", counted)
+    # 9 MB each: one is handed on, and the next one takes the room.
+    content = packed(*([1, {"x": "y" * 900_000}] for _ in range(10)))
+    message = ["t", gzip.compress(content, 1), {"compressed": "gzip"}]
+    with listening(tmp_path) as (made, port):
+        clients = [ForwardClient(port) for _ in range(5)]
+        try:
+            for client in clients:
+                client.send(message)
+            eventually(reaches(lambda: len(parsed), 2))
+            with pytest.raises(AssertionError):
+                polling.eventually(reaches(lambda: len(parsed), 3), "a third one", seconds=0.5)
+            may_go_on.set()
+            eventually(reaches(lambda: count(made), 50))
+        finally:
+            may_go_on.set()
+            for client in clients:
+                client.close()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import zstandard
 
+from forebay_contrib.fluent_forward.declaration import FluentForward
 from forebay_contrib.fluent_forward.messages import MessageSplitter
 from forebay_contrib.fluent_forward.records import Limits, Origin, Parsed, parse
 from forebay_contrib.fluent_forward.scanning import NotMessagePackError, TooLongError, ValueScanner
@@ -62,6 +63,7 @@ ENTRIES = [entry(1), entry(2)]
         # Text, as senders of the old protocol write it.
         [ENTRIES, {"size": 2}],
         [ENTRIES, None],
+        [ENTRIES, {"chunk": None}],
         [packed(*ENTRIES), {"compressed": "text"}],
         [gzip.compress(packed(*ENTRIES)), {"compressed": "gzip"}],
         # Fluentd compresses what it appends, and sends it as it is.
@@ -118,6 +120,8 @@ def test_each_form_of_a_time(time: object, nanoseconds: int | None) -> None:
         (True, "the time is none"),
         ({}, "the time is none"),
         (float("nan"), "the time is none"),
+        # Finite, and infinite in nanoseconds.
+        (1e300, "the time is none"),
         # Milliseconds, by mistake.
         (1_700_000_000_000, "the time 1700000000000 is no number of seconds"),
         (msgspec.msgpack.Ext(5, b"x"), "an extension of the type 5"),
@@ -256,6 +260,19 @@ def test_a_bad_message_with_a_chunk_is_acknowledged() -> None:
         assert one(*bad).ack == encode({"ack": "c"})
 
 
+def test_a_fault_of_the_parser_puts_one_message_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> bytes:
+        raise OverflowError("a fault")
+
+    message = encode(["t", [[1, {}]], {"chunk": "c"}])
+    monkeypatch.setattr("forebay_contrib.fluent_forward.records.json_of", fail)
+    [parsed] = read(message)
+    assert letters(parsed) == [("unparsable", "the receiver failed to parse it: OverflowError('a fault')")]
+    assert [letter.data for letter in parsed.rows.letters] == [message]
+    assert parsed.ack == encode({"ack": "c"})
+    assert isinstance(parsed.fault, OverflowError)
+
+
 def test_entries_that_break_off_end_there() -> None:
     whole = packed(entry(1), entry(2))
     for cut, why in ((whole[:-1], "it is cut off"), (whole + b"\xc1rest", "0xc1, which begins no value")):
@@ -281,6 +298,21 @@ def test_too_many_rows_for_their_tag_are_one_dead_letter() -> None:
     [parsed] = read(data)
     assert [(letter.reason.label, letter.data) for letter in parsed.rows.letters] == [("record_too_large", data)]
     assert parsed.ack is not None
+
+
+@pytest.mark.parametrize(("count", "kept"), [(2**17, 1), (2**16 - 100, 8)])
+def test_what_is_read_of_a_message_has_a_bound_and_the_records_behind_are_rows(count: int, kept: int) -> None:
+    # Beyond 64 KiB, a record is written value by value, which counts twice.
+    large = [1, {"a": [1] * count}]
+    content = gzip.compress(packed(*[large] * kept, entry(1), large, entry(2)))
+    limits = Limits(2**20, 2**19, 2**22)
+    parsed = one("t", content, {"compressed": "gzip"}, limits=limits)
+    assert [len(text) < 10 for text in texts(parsed)] == [False] * kept + [True, True]
+    assert letters(parsed) == [("record_too_large", "its message has more than 524288 values: send smaller chunks")]
+    [letter] = parsed.rows.letters
+    # Sent again by itself, it has room.
+    [alone] = read(letter.data, limits)
+    assert (len(texts(alone)), letters(alone)) == (1, [])
 
 
 def test_what_grows_without_end_when_decompressed_is_a_dead_letter() -> None:
@@ -368,3 +400,14 @@ def test_a_value_ends_where_its_encoding_ends(value: object) -> None:
     assert not any(scanner.scan(data[:end]) for end in range(0, len(data), max(1, len(data) // 50)))
     assert scanner.scan(data + b"more")
     assert scanner.at == len(data)
+
+
+def test_a_dead_letter_says_why_it_was_refused_and_never_fits_a_typed_stream() -> None:
+    source = FluentForward(listen="127.0.0.1:0")
+    [letter] = one("t", [[1, {"x": msgspec.msgpack.Ext(9, b"")}]]).rows.letters
+    raw = b'{"n":1}'
+    whys = source.refusals("unparsable", [letter.data, raw, b"\xc1", encode(["t", 1])])
+    assert whys[0] == letter.why
+    assert all("message of the Forward protocol" in whys[place] for place in (1, 2, 3))
+    # The stream's parser refused it.
+    assert source.refusals("does_not_fit", [raw]) == {}

@@ -31,6 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
         (GOOD + b"\r\n", {"Content-Type": "application/x-www-form-urlencoded"}, [GOOD]),
         (b'{\n"short_message":\n"over lines"}', NO_TYPE, [b'{\n"short_message":\n"over lines"}']),
         (GOOD + b"\n\r\n" + b'{"message":"old"}\n', NO_TYPE, [GOOD, b'{"message":"old"}']),
+        # The first one is a value by itself, and none that fits.
+        (b'{"short_message":1}\n' + GOOD, NO_TYPE, [GOOD]),
         (gzip.compress(GOOD), {"Content-Encoding": "gzip"}, [GOOD]),
         (zlib.compress(GOOD), {"Content-Encoding": "gzip,deflate"}, [GOOD]),
         (zlib.compress(GOOD), NO_TYPE, [GOOD]),

@@ -212,6 +212,7 @@ def test_a_bomb_is_a_dead_letter_and_takes_little_memory(tmp_path: Path) -> None
     [
         ({"listen": "nowhere"}, "no address to listen on"),
         ({"transports": []}, "give 'udp', 'tcp', or both"),
+        ({"transports": "sctp"}, "'udp' or 'tcp'"),
         ({"transports": ["udp", "tcp"]}, "name a port, or one transport"),
         ({"transports": ["udp"], "tls": {"certificate_file": "/c"}}, "datagrams have none"),
         ({"transports": ["tcp"], "tls": True}, "give certificate_file and key_file"),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_contrib.json_schema.declaration import JsonSchema
+from forebay_contrib.json_schema.schema_columns import declared_by_schema
 from tests.support.searches import examples
 
 if TYPE_CHECKING:
@@ -177,6 +178,32 @@ def test_what_can_not_be_checked_is_refused_by_name(schema: dict[str, Any], said
     with pytest.raises(ValueError, match=said) as caught:
         JsonSchema(schema if whole else document)
     assert whole or "member" in str(caught.value) or said in {"RE2", "contains itself"}
+
+
+def test_a_reference_within_an_inner_schema_that_has_an_id_is_to_that_schema() -> None:
+    inner = {
+        "$id": "a.json",
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/X"}, "y": {"$ref": "root#/$defs/X"}, "z": {"$ref": "deep/b.json"}},
+        "$defs": {"X": {"type": "string"}, "~/": {"$id": "deep/b.json", "$ref": "c.json"}},
+    }
+    deep = {"$id": "http://shop/deep/c.json", "$ref": "#/$defs/X", "$defs": {"X": {"type": "boolean"}}}
+    schema = {
+        "$id": "http://shop/root",
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "a.json#/$defs/X"}, "c": {"$ref": "#/$defs/X"}},
+        "$defs": {"A": inner, "X": {"$id": "#anchor", "type": "integer"}, "C": deep},
+    }
+    members = {"x": {"type": "string"}, "y": {"type": "integer"}, "z": {"type": "boolean"}}
+    plain = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "object", "properties": members},
+            "b": {"type": "string"},
+            "c": {"type": "integer"},
+        },
+    }
+    assert declared_by_schema(schema)["columns"] == declared_by_schema(plain)["columns"]
 
 
 def test_schemas_that_refer_to_others_twice_are_refused_before_they_fill_the_memory() -> None:

@@ -122,3 +122,5 @@ def test_the_columns_are_given_and_a_stored_declaration_keeps_its_own() -> None:
     for wrong in ({"columns": (("name", "binary"),)}, {"columns": (("x", "string"),)}, {"required": ("name",)}):
         with pytest.raises(ValidationError, match="leave columns and required out"):
             Statsd(**wrong)
+    with pytest.raises(ValueError, match="'a INT': the columns of statsd are given"):
+        Statsd("a INT")  # type: ignore[arg-type]

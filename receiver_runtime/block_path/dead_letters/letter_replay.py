@@ -21,7 +21,7 @@ from receiver_runtime.reporting.driver_log import GivenUpError
 from tracker_store.connection.errors import DriverLogError, DuplicateKeysError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from receiver_runtime.block_path.block_path import BlockPath
     from receiver_runtime.block_path.receiver_context import ReceiverContext
@@ -43,11 +43,18 @@ class LetterReplay:
     Args:
         store: has the receiver's segments.
         keys: of encrypted frames.
+        refusals: returns which letters the source's own parser refuses (``Source.refusals``).
     """
 
-    def __init__(self, store: BlockStore, keys: BlockKeys) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        keys: BlockKeys,
+        refusals: Callable[[str, Sequence[bytes]], Mapping[int, str]] = lambda *_: {},
+    ) -> None:
         self._store = store
         self._keys = keys
+        self._refusals = refusals
 
     def run(self, context: ReceiverContext, path: BlockPath, is_over: Callable[[], bool]) -> None:
         """Replay all that is asked for. The receiver has not begun, so no other keys are in flight.
@@ -71,24 +78,26 @@ class LetterReplay:
                 raise GivenUpError(GivenUpError.__doc__)
             left = wanted.records
             try:
-                letters = self._letters(wanted)
+                reason, letters = self._letters(wanted)
             except (BlockKeyError, StoreUnavailableError) as error:
                 context.reporter.error(f"dead letter {wanted.id} can't be read now, the next start tries it", error)
                 continue
             except Exception as error:  # noqa: BLE001  reported: other rows can be read
                 context.reporter.error(f"dead letter {wanted.id} could not be read, to parse it again", error)
             else:
-                left = self._replayed(wanted, letters, context, path, is_over)
+                left = self._replayed(wanted, reason, letters, context, path, is_over)
             context.driver_log.end_letter_replay(wanted.id, left, to=context.stream_name)
 
-    def _letters(self, wanted: WantedLetters) -> Sequence[bytes]:
+    def _letters(self, wanted: WantedLetters) -> tuple[str, Sequence[bytes]]:
         at = wanted.handle
         frame = self._store.read_frame(wanted.path, at.offset, at.length, at.crc32c)
-        return letters_of(frame, wanted.path, at.offset, self._keys)
+        reason = frame.header.reason
+        return "" if reason is None else reason.label, letters_of(frame, wanted.path, at.offset, self._keys)
 
     def _replayed(
         self,
         wanted: WantedLetters,
+        reason: str,
         letters: Sequence[bytes],
         context: ReceiverContext,
         path: BlockPath,
@@ -103,13 +112,15 @@ class LetterReplay:
         known = path.known_keys(list(keys.values()))
         waiting = [number for number in numbers if keys[number] not in known]
         try:
-            rows = context.rows.rows_of([letters[number - 1] for number in waiting])
-            if not waiting or rows is None:
+            refused = self._refusals(reason, [letters[number - 1] for number in waiting])
+            taken = [number for place, number in enumerate(waiting) if place not in refused]
+            rows = context.rows.rows_of([letters[number - 1] for number in taken])
+            if not taken or rows is None:
                 return waiting
             checked = context.rows.check(rows)
-            fits = np.ones(len(waiting), np.bool_) if checked.invalid is None else ~checked.invalid
-            fitting = [keys[number] for number, fit in zip(waiting, fits, strict=True) if fit]
-            stored = path.push_keyed(checked.batch, fitting) if fitting else None
+            fits = np.ones(len(taken), np.bool_) if checked.invalid is None else ~checked.invalid
+            fitting = {number: keys[number] for number, fit in zip(taken, fits, strict=True) if fit}
+            stored = path.push_keyed(checked.batch, list(fitting.values())) if fitting else None
         except _OF_ALL_ROWS:
             raise
         except Exception as error:  # noqa: BLE001  reported: nothing of the row was stored, and others can be parsed
@@ -121,4 +132,4 @@ class LetterReplay:
                     raise GivenUpError(GivenUpError.__doc__)
                 wait([stored], _LOOK_SECONDS)
             stored.result()
-        return [number for number, fit in zip(waiting, fits, strict=True) if not fit]
+        return [number for number in waiting if number not in fitting]

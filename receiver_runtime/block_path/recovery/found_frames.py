@@ -14,6 +14,7 @@ from tracker_store.blocks.dead_letters import StoredDeadLetter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from receiver_runtime.block_path.channel_moves import ChannelNote
     from tracker_store.blocks.blocks import ChannelMove
     from tracker_store.blocks.segments import OpenSegment
 
@@ -55,6 +56,8 @@ class FoundFrames:
     damaged_moves: int = 0
     #: The moves of channels of the block at this place, which a note right before it has: by segment and offset.
     moves: dict[tuple[int, int], Sequence[ChannelMove]] = field(default_factory=dict)
+    #: Moves of channels without a block, each with the number of the next block, in the order of the files.
+    moves_alone: list[tuple[int, Sequence[ChannelMove]]] = field(default_factory=list)
     unreadable_bytes: int = 0
     letters: list[StoredDeadLetter] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -92,9 +95,12 @@ class FoundFrames:
             return sequence > self.acknowledged
         return rule is SourceRule.OFFSETS
 
-    def add_moves(self, segment: OpenSegment, note: IntactFrame, moves: Sequence[ChannelMove]) -> None:
+    def add_moves(self, segment: OpenSegment, item: IntactFrame, note: ChannelNote) -> None:
         """Hold the moves in a note, for the block right behind it. A number may be another block's by then."""
-        self.moves[segment.segment_id, note.offset + note.length] = moves
+        if note.alone:
+            self.moves_alone.append((item.header.sequence, note.channel_moves))
+        else:
+            self.moves[segment.segment_id, item.offset + item.length] = note.channel_moves
 
     def add(self, segment: OpenSegment, item: IntactFrame | DamagedFrame) -> None:
         """Count one frame, and hold it if it is to be settled."""

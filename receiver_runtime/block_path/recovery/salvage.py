@@ -18,7 +18,7 @@ What decides, and what may be trusted:
 - **Whether the sender sends it again** is written into each frame. What the sender does not send again is registered.
   What it sends again without an acknowledgement is not registered, unless a later frame says that it was
   (``registered_through``): then it was acknowledged, and the driver log has lost it, by a restore. It is registered
-  with the moves of its channels, which a note before it holds, unless they are behind it by now. What is read again
+  with the moves of its channels, which a note before it holds (``channel_salvage``). What is read again
   from a position in the driver log is never registered here, because the position is as old as the log.
 - **Who may register**: only the newest epoch. It adds the blocks as its own next ones, under the fence of
   ``add_block``. A process that is replaced during its salvage is refused, and its successor goes on.
@@ -57,10 +57,12 @@ heartbeats, so a long salvage loses no lease.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_path.recovery.channel_salvage import GAP_SECONDS, ChannelSalvage
 from receiver_runtime.block_path.recovery.groups import groups
 from receiver_runtime.block_path.recovery.lost_segments import LostSegments
 from receiver_runtime.block_path.recovery.salvage_report import RUNBOOK, SalvageReport
@@ -71,7 +73,6 @@ from receiver_runtime.block_store.stores.stores import replicas_of
 from receiver_runtime.watching.clock import Clock
 from receiver_runtime.watching.progress import Progress
 from tracker_store.blocks.blocks import AddOutcome, Claim, NewBlock
-from tracker_store.blocks.channels import ChannelKey, channel_positions
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.blocks.segments import OpenSegment, open_segments_before, salvage_blocks, seal_salvaged
 from tracker_store.connection.errors import ReceiverFencedError, SequenceGapError, block_conflict
@@ -80,10 +81,10 @@ from tracker_store.schema.states import ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from receiver_runtime.block_path.recovery.found_frames import SalvagedBlock
+    from receiver_runtime.block_path.recovery.channel_salvage import FittedBlocks
+    from receiver_runtime.block_path.recovery.found_frames import FoundFrames, SalvagedBlock
     from receiver_runtime.block_store.stores.interface import BlockStore, Replica
     from receiver_runtime.reporting.driver_log import DriverLog
-    from tracker_store.blocks.blocks import ChannelMove
 
 
 def salvage(
@@ -94,6 +95,7 @@ def salvage(
     location: str,
     clock: Clock | None = None,
     progress: Progress | None = None,
+    gap_seconds: float = GAP_SECONDS,
 ) -> Claim:
     """Settle every unsealed segment of the receiver's earlier epochs; return the claim as it stands then.
 
@@ -103,6 +105,7 @@ def salvage(
         claimed: already answered; nothing is added under it yet.
         location: of the store, as ``store_location`` gives it.
         progress: counts each frame and segment that was read, or could not be.
+        gap_seconds: how long to wait, in all, for records of channels that other receivers salvage.
 
     Raises:
         ReceiverFencedError: another process has taken the receiver over meanwhile.
@@ -110,16 +113,18 @@ def salvage(
         GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
     """
     report = SalvageReport(driver_log, claimed)
+    clock = clock or Clock()
     scan = SegmentScan(
         driver_log,
         store,
         claimed.receiver_id,
         location=location,
-        clock=clock or Clock(),
+        clock=clock,
         progress=progress or Progress(),
     )
     LostSegments(driver_log, store, claimed, report, location=location).give_rows()
-    work = _Salvage(driver_log, claimed, scan, report)
+    channels = ChannelSalvage(driver_log, claimed.receiver_id, report, clock=clock, gap_seconds=gap_seconds)
+    work = _Salvage(driver_log, claimed, scan, report, channels)
     segments = driver_log.until_answered(
         "look for segments to salvage",
         lambda c: open_segments_before(c, receiver_id=claimed.receiver_id, epoch=claimed.epoch),
@@ -153,12 +158,20 @@ def _root_location(host: str, replica: Replica, expected: Sequence[str]) -> str:
 class _Salvage:
     """Settle epochs under one claim, in order."""
 
-    def __init__(self, driver_log: DriverLog, claimed: Claim, scan: SegmentScan, report: SalvageReport) -> None:
+    def __init__(
+        self,
+        driver_log: DriverLog,
+        claimed: Claim,
+        scan: SegmentScan,
+        report: SalvageReport,
+        channels: ChannelSalvage,
+    ) -> None:
         self._driver_log = driver_log
         self._receiver_id = claimed.receiver_id
         self._claim = claimed
         self._scan = scan
         self._report = report
+        self._channels = channels
         self.newest_sequence = claimed.sequence
 
     def settle(self, epoch: int, segments: Sequence[OpenSegment]) -> None:
@@ -176,7 +189,7 @@ class _Salvage:
         left = [b for b in found.blocks.values() if found.comes_again(b.source_rule, b.sequence)]
         taken = [b for b in found.blocks.values() if not found.comes_again(b.source_rule, b.sequence)]
         self._report.lost_commits(found, taken, left)
-        sent_again = self._register(taken)
+        sent_again = self._register(taken, found)
         recorded = self._record(epoch, found.letters)
         registered = [block for block in taken if block not in sent_again]
         self._report.salvaged(found, registered, left, recorded, (first, self.newest_sequence), sent_again)
@@ -186,32 +199,50 @@ class _Salvage:
             lambda c: seal_salvaged(c, found.lengths, claimed=self._claim, through=self.newest_sequence),
         )
 
-    def _register(self, stored: Sequence[SalvagedBlock]) -> Sequence[SalvagedBlock]:
-        """Register blocks; return those that were left out, because all of their channels are behind them by now."""
+    def _register(self, stored: Sequence[SalvagedBlock], found: FoundFrames) -> Sequence[SalvagedBlock]:
+        """Register blocks; return those that were left out, because all of their channels are behind them by now.
+
+        In between, move the channels whose dead letters had no block.
+        """
+        left_out: list[SalvagedBlock] = []
+        done = 0
+        for sequence, moves in found.moves_alone:
+            before = bisect_left(stored, sequence, lo=done, key=lambda block: block.sequence)
+            left_out += self._register_run(stored[done:before])
+            done = before
+            self._channels.move_alone(moves)
+        return left_out + self._register_run(stored[done:])
+
+    def _register_run(self, stored: Sequence[SalvagedBlock]) -> list[SalvagedBlock]:
         left_out: list[SalvagedBlock] = []
         for _, of_segment in groupby(stored, key=lambda block: block.handle.segment_id):
             for group in groups(of_segment):
-                left_out += self._register_group(group)
+                done = 0
+                while done < len(group):
+                    fitted = self._register_first(group[done:])
+                    left_out += fitted.left_out
+                    done += fitted.count
         return left_out
 
-    def _register_group(self, group: Sequence[SalvagedBlock]) -> Sequence[SalvagedBlock]:
-        last = group[-1].handle
+    def _register_first(self, group: Sequence[SalvagedBlock]) -> FittedBlocks:
+        """Register the first blocks of a group, up to one whose channel is before its move."""
         while True:
-            kept, moves = self._moved(group)
+            fitted = self._channels.fitted(group)
+            last = group[fitted.count - 1].handle
             blocks = [
                 NewBlock(
                     *(self._receiver_id, self._claim.epoch, sequence, block.records, block.handle.length, block.handle),
                     moves=of_block,
                 )
                 for sequence, (block, of_block) in enumerate(
-                    zip(kept, moves, strict=True), start=self.newest_sequence + 1
+                    zip(fitted.kept, fitted.moves, strict=True), start=self.newest_sequence + 1
                 )
             ]
             if not blocks:
-                return group
+                return fitted
             outcome, detail = self._driver_log.until_answered(
                 "register salvaged blocks",
-                lambda c, blocks=blocks: salvage_blocks(c, blocks, salvaged_to=last.offset + last.length),  # type: ignore[misc]
+                lambda c, blocks=blocks, last=last: salvage_blocks(c, blocks, salvaged_to=last.offset + last.length),  # type: ignore[misc]
             )
             if outcome not in (AddOutcome.AGAIN, AddOutcome.CHANNEL_CONFLICT):
                 break
@@ -219,35 +250,8 @@ class _Salvage:
             errors = {AddOutcome.FENCED: ReceiverFencedError, AddOutcome.GAP: SequenceGapError}
             raise errors.get(outcome, block_conflict)(detail)
         self.newest_sequence = blocks[-1].sequence
-        return [block for block in group if block not in kept]
-
-    def _moved(self, group: Sequence[SalvagedBlock]) -> tuple[list[SalvagedBlock], list[tuple[ChannelMove, ...]]]:
-        """Return the blocks to register, each with the moves of its channels, by where these are now.
-
-        A channel that is behind a block's move by now was sent again; a block of which all are is left out.
-        """
-        channels = list(dict.fromkeys(ChannelKey(move.sender, move.channel) for one in group for move in one.moves))
-        found = (
-            self._driver_log.until_answered(
-                "read positions of channels",
-                lambda c: channel_positions(c, receiver_id=self._receiver_id, channels=channels),
-            )
-            if channels
-            else []
-        )
-        positions = dict(zip(channels, found, strict=True))
-        kept, moves = [], []
-        for block in group:
-            of_block = []
-            for move in block.moves:
-                channel = ChannelKey(move.sender, move.channel)
-                if move.to_offset > positions[channel]:
-                    of_block.append(replace(move, from_offset=positions[channel]))
-                    positions[channel] = move.to_offset
-            if of_block or not block.moves:
-                kept.append(block)
-                moves.append(tuple(of_block))
-        return kept, moves
+        self._channels.registered(fitted)
+        return fitted
 
     def _record(self, epoch: int, letters: Sequence[StoredDeadLetter]) -> int:
         recorded = 0

@@ -10,7 +10,7 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_path.channel_moves import decode_moves
+from receiver_runtime.block_path.channel_moves import ChannelNote, decode_note
 from receiver_runtime.block_path.recovery.found_frames import FoundFrames
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.frames.frame import FrameKind
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from receiver_runtime.reporting.driver_log import DriverLog
     from receiver_runtime.watching.clock import Clock
     from receiver_runtime.watching.progress import Progress
-    from tracker_store.blocks.blocks import ChannelMove
     from tracker_store.blocks.segments import OpenSegment
 
 # How often to try to read from the store; what can't be read then waits for the next start.
@@ -89,9 +88,9 @@ class SegmentScan:
                 self._wait(_READ_DELAY * attempt)
             else:
                 self._progress.made()
-                for item, moves in items:
-                    if moves and isinstance(item, IntactFrame):
-                        found.add_moves(segment, item, moves)
+                for item, note in items:
+                    if note is not None and isinstance(item, IntactFrame):
+                        found.add_moves(segment, item, note)
                     found.add(segment, item)
                 return
 
@@ -124,21 +123,19 @@ class SegmentScan:
                 yield item
         found.lengths[segment.segment_id] = length
 
-    def _moves(
-        self, segment: OpenSegment, item: IntactFrame | DamagedFrame, found: FoundFrames
-    ) -> Sequence[ChannelMove]:
-        """Return the moves of channels that a note holds, for a block that may be registered."""
+    def _moves(self, segment: OpenSegment, item: IntactFrame | DamagedFrame, found: FoundFrames) -> ChannelNote | None:
+        """Return the note with moves of channels that a frame is, for a block that may be registered."""
         header = item.header
         if not isinstance(item, IntactFrame) or header is None or header.kind is not FrameKind.NOTE:
-            return ()
+            return None
         if header.payload_length <= 1 or header.sequence <= found.registered:
-            return ()
+            return None
         frame = self._store.read_frame(segment.path, item.offset, item.length, item.crc32c)
         try:
-            return decode_moves(frame.payload.to_pybytes())
+            return decode_note(frame.payload.to_pybytes())
         except ValueError:
             found.damaged_moves += 1
-            return ()
+            return None
 
     def _is_ours(self, segment: OpenSegment, frame: IntactFrame) -> bool:
         return frame.header.receiver_id == self._receiver_id and frame.header.epoch == segment.epoch

@@ -45,6 +45,16 @@ def encode_batches(
     return sink.getvalue()
 
 
+def encode_row(schema: pa.Schema, rows: pa.RecordBatch, row: int) -> bytes:
+    """Encode one row of a batch, not compressed, without any bytes of the others.
+
+    Arrow pads the buffers of a slice with the bytes behind it, which may be another sender's: so the row is copied.
+    """
+    one = rows.take(pa.array([row], pa.int64()))
+    encoded: bytes = encode_batches(schema, [one], compression="none").to_pybytes()
+    return encoded
+
+
 def encode_parts(
     schema: pa.Schema,
     batches: Sequence[pa.RecordBatch],

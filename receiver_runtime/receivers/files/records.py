@@ -309,6 +309,9 @@ class _Cutter:
             if part is not None:
                 return part
         most = _whole_units(max(1, limits.nbytes), self._newline)
+        if self._joiner is not None:
+            # No more than the joiner saw: else there may be a newline behind that, for ever.
+            most = min(most, 2 * self._longest)
         text, at_end = self._text(reading, content, most, ends=ends)
         whole = self._framing.last_end(text.data)
         if not whole and not at_end and most < self._longest:

@@ -175,6 +175,7 @@ class Http(HttpServer):
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     plugin_fields: ClassVar[Mapping[str, str]] = {"protocols": HTTP_PROTOCOLS}
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.http.receiver:HttpReceiver"
+    letter_judge: ClassVar[str] = "receiver_runtime.receivers.http.routes:judge_letters"
 
     kind: Literal["http"] = "http"
     verify: Verify | None = None

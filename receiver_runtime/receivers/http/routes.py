@@ -21,7 +21,7 @@ from receiver_runtime.sources.plugins import PluginError, load, registered
 from receiver_runtime.sources.source import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from receiver_runtime.receivers.http.declaration import Http
     from receiver_runtime.receivers.http.requests.parsing_limits import ParsingLimits
@@ -95,6 +95,13 @@ def routes_of(source: Http) -> Sequence[Route]:
         else route
         for route in (*of_protocols, plain)
     ]
+
+
+def judge_letters(source: Http, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:
+    """Return why one of the source's protocols refuses dead letters; see ``Source.refusals``. Raises SourceError."""
+    return {
+        place: why for protocol in _protocols_of(source) for place, why in protocol().refusals(reason, letters).items()
+    }
 
 
 def _first_answer(handshakes: Sequence[Handshake], headers: Headers, asked: bytes, source: Http) -> Reply | None:

@@ -13,6 +13,7 @@ import contextlib
 import select
 import socket
 import struct
+import time
 from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
@@ -30,6 +31,7 @@ _READ_BYTES = 2**20
 _READ_DATAGRAMS = 4096
 _LITTLE_DATAGRAMS = 100  # after a read of fewer, pause
 _PAUSE = 0.01  # seconds
+_HELD_SECONDS = 1.0  # how long datagrams that never end keep what is overdue from being stored
 _LOOK_SECONDS = 1.0  # how often to ask the kernel how many datagrams it has dropped
 # Linux's SO_MEMINFO: nine numbers; the last one is how many datagrams were dropped.
 _SO_MEMINFO = 55
@@ -90,12 +92,14 @@ class DatagramListener(ListeningThread):
         both.register(listening.fileno(), select.POLLIN)
         for one in (both, wake):
             one.register(self._wake_read, select.POLLIN)
+        stored = time.monotonic()
         while not self._is_stopping():
             ready = {descriptor for descriptor, _ in both.poll(self._until_next_look() * 1000)}
             count, is_all = self._read(listening) if listening.fileno() in ready else (0, True)
-            if self._holding is not None and is_all:
-                # Not while more datagrams wait: they may complete what is held.
+            if self._holding is not None and (is_all or time.monotonic() - stored >= _HELD_SECONDS):
+                # Not at once while more datagrams wait: they may complete what is held.
                 self._store(self._holding.overdue())
+                stored = time.monotonic()
             if 0 < count < _LITTLE_DATAGRAMS:
                 wake.poll(_PAUSE * 1000)
             self._look_for_drops(listening)

@@ -78,6 +78,8 @@ class JoinedTextFraming:
                 last = self._framing.cut([piece])
                 cut.dead_letters += last.dead_letters
                 if last.records is not None:
+                    if piece.peer in ended:
+                        breaks.append(sum(len(array) for array in arrays))
                     arrays.append(last.records)
                     owners.append(np.array([place]))
         if arrays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
@@ -14,6 +14,8 @@ def _several(value: object) -> object:
 
 
 Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
+#: Of a source that listens for datagrams, for connections, or for both at one port.
+Transports = Annotated[tuple[Literal["udp", "tcp"], ...], BeforeValidator(_several)]
 
 
 def _secrets(value: object) -> object:

@@ -86,6 +86,12 @@ class Life:
         self.stored.append(block)
         return block
 
+    def move_alone(self, *moves: ChannelMove) -> None:
+        """Move channels without a block, as for dead letters alone."""
+        note = self.handler.note_moves(moves, sequence=self.next_sequence)
+        assert self.rows.move_channels(moves)
+        self.handler.moves_recorded(note)
+
     def keep_dead_letter(self, *data: bytes) -> None:
         """Store dead letters, a group, without their row."""
         self.handler.store_dead_letters(
@@ -117,6 +123,8 @@ class SalvagedReceiver:
     root: Path
     receiver_id: int
     pipeline_id: int
+    # How long a salvage waits for another receiver's.
+    gap_seconds: float = 0.0
 
     @classmethod
     def make(cls, engine: sa.Engine, root: Path, name: str = "lines") -> SalvagedReceiver:
@@ -141,7 +149,11 @@ class SalvagedReceiver:
     ) -> Claim:
         store = LocalBlockStore(root or self.root)
         return salvage(
-            driver_log or DriverLog(self.engine), store, claimed=claimed, location=store_location(host, store)
+            driver_log or DriverLog(self.engine),
+            store,
+            claimed=claimed,
+            location=store_location(host, store),
+            gap_seconds=self.gap_seconds,
         )
 
     def live(

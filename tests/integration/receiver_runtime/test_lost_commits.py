@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -10,11 +11,14 @@ from receiver_runtime.block_store.frames.frame import FrameKind
 from receiver_runtime.reporting.driver_log import DriverLog
 from receiver_runtime.sources.source import SourceRule
 from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
+from tests.support.driver_log.log import make_log
+from tests.unit.receiver_runtime.support import eventually
 from tracker_store.blocks.blocks import ChannelMove
+from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import LostCommitsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -244,7 +248,7 @@ def test_a_channel_s_blocks_are_registered_again_with_its_position(receiver: Sal
     life.keep("never acknowledged", moves=[ChannelMove("", "one", 4, 5)])
     life.close()
     lose(receiver, after=2)
-    # The sender has sent "b" again to another receiver, and the channel "c" has not lost anything.
+    # The sender has sent "b" again to another receiver, and a record in the channel "c" too.
     receiver.execute("DELETE FROM forebay.channels WHERE channel = 'b'")
     receiver.execute("UPDATE forebay.channels SET position = 2 WHERE channel = 'one'")
     receiver.execute("INSERT INTO forebay.channels VALUES (1, '', 'b', 1, 99)")
@@ -255,4 +259,79 @@ def test_a_channel_s_blocks_are_registered_again_with_its_position(receiver: Sal
     assert "2 blocks, 2 records registered" in said
     assert "1 blocks, 1 records left out, their channels are behind them" in said
     assert "left to the sender" in said
+    # A block is registered whole, and an event says what of it is there twice.
+    [twice] = [detail for detail in receiver.events("ERROR") if LACKS not in detail]
+    assert twice.startswith("channel c, offsets 0..0: these were sent again")
+    receiver.check()
+
+
+def two_receivers(engine: sa.Engine, root: Path) -> list[SalvagedReceiver]:
+    with connect(engine) as connection:
+        log = make_log(connection, receivers=2)
+    return [SalvagedReceiver(engine, root, receiver_id, log.pipeline_id) for receiver_id in log.receiver_ids]
+
+
+def acknowledge_in_turn(receivers: Sequence[SalvagedReceiver]) -> None:
+    """Have each receiver acknowledge the next record of one channel, and lose that."""
+    for n, receiver in enumerate(receivers):
+        life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+        life.keep(f"record {n}", moves=[ChannelMove("", "one", n, n + 1)])
+        life.register()
+        life.close()
+    for receiver in receivers:
+        lose(receiver, after=1)
+    receivers[0].execute("DELETE FROM forebay.channels")
+
+
+def test_a_salvage_waits_for_what_another_receiver_has_of_a_channel(engine: sa.Engine, tmp_path: Path) -> None:
+    first, second = two_receivers(engine, tmp_path / "blocks")
+    acknowledge_in_turn([first, second])
+    second.gap_seconds = 60
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(second.live)
+        eventually(lambda: lacks(second), "the second one's salvage")
+        assert second.blocks() == []
+        first.live()
+        waiting.result(30)
+    assert (first.blocks(), second.blocks()) == ([["record 0"]], [["record 1"]])
+    assert channel(first) == [("one", 2)]
+    assert not [detail for detail in second.events("ERROR") if "offsets" in detail]
+
+
+def test_a_channel_jumps_a_gap_that_stays_and_what_is_in_it_is_registered_later(
+    engine: sa.Engine, tmp_path: Path
+) -> None:
+    first, second = two_receivers(engine, tmp_path / "blocks")
+    acknowledge_in_turn([first, second])
+    second.live()
+    assert channel(second) == [("one", 2)]
+    assert "channel one, offsets 0..0: a later block of this receiver" in second.events("ERROR")[-1]
+    first.live()
+    assert (first.blocks(), second.blocks()) == ([["record 0"]], [["record 1"]])
+    assert "left out" not in first.events("SALVAGED")[-1]
+    # It fills the gap once.
+    assert first.execute("SELECT gaps::text FROM forebay.channels") == [("{}",)]
+    lose(first, after=1)
+    first.live()
+    assert first.blocks() == []
+    first.check()
+
+
+def test_moves_of_dead_letters_alone_come_back_in_their_place(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    life.keep("a", moves=[ChannelMove("", "one", 0, 1)])
+    life.register()
+    life.keep_dead_letter(b"bad")
+    life.move_alone(ChannelMove("", "one", 1, 2))
+    life.keep("c", moves=[ChannelMove("", "one", 2, 3)])
+    life.register()
+    life.move_alone(ChannelMove("", "one", 3, 4), ChannelMove("", "two", 0, 1))
+    life.close()
+    lose(receiver, after=1)
+    receiver.execute("DELETE FROM forebay.channels")
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["c"]]
+    assert channel(receiver) == [("one", 4), ("two", 1)]
+    assert receiver.dead_letters() == [b"bad"]
+    assert not [detail for detail in receiver.events("ERROR") if "offsets" in detail]
     receiver.check()

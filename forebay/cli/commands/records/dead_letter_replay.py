@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from forebay.cli.commands.records.letters_parsed_again import LettersToParse, parse_again
+from forebay.cli.commands.records.letters_parsed_again import LettersToParse, RefusedRows, parse_again
 from forebay.cli.commands.records.stored_letters import (
     APPLICATION,
     SHOWN_BYTES,
     as_text,
-    read_letters,
-    stream_reader,
+    find_letters,
+    letter_reader,
 )
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
@@ -97,6 +97,8 @@ def replay(
     source, a dead letter lacks what came with the record: write it with --to, correct it, and send it as any other
     record. Each record in the file ends as one of its stream does; a part of a too long record is written as it is.
 
+    A row that can't be replayed is named, and keeps no other back; the command ends with 1 then.
+
     No row is sent twice: it is marked first, and refused the next time, unless you add --again. If the connection
     breaks meanwhile, it is unknown what was received, and the row stays marked.
 
@@ -113,25 +115,41 @@ def replay(
     if to == _STDOUT and as_json:
         message = "--json and --to - both write to standard output"
         raise typer.BadParameter(message)
-    read = [read_letters(console, one) for one in dict.fromkeys(dead_letter_ids)]
+    refused = RefusedRows(console)
     with driver_log(console, application_name=APPLICATION) as connection:
         parsed: list[LettersToParse] = []
-        planned = []
-        for row, records in read:
-            reader = None if to or address or _is_cut(row, records) else stream_reader(connection, row)
-            if reader is None:
-                _refuse_wanted(row)
-                planned.append(_planned(connection, row, records, to=to, address=address))
-            else:
-                parsed.append(LettersToParse.of(row, records, reader))
-        if not again:
-            for row, _ in read:
-                _refuse_replayed(row)
-        with _opened("" if dry_run else to) as file:
+        planned: list[tuple[_Letters, str]] = []
+        for one in dict.fromkeys(dead_letter_ids):
+            with refused.row(one):
+                found = _found(connection, one, to=to, address=address, again=again)
+                if isinstance(found, LettersToParse):
+                    parsed.append(found)
+                else:
+                    planned.append(found)
+        with _opened(to if planned and not dry_run else "") as file:
             done = [_replayed(connection, console, *one, file=file, again=again, dry_run=dry_run) for one in planned]
-        done += parse_again(connection, console, parsed, again=again, dry_run=dry_run)
+        done += parse_again(connection, console, parsed, refused, again=again, dry_run=dry_run) if parsed else []
     if as_json:
-        typer.echo(json.dumps({"dead_letters": done, "dry_run": dry_run}))
+        typer.echo(json.dumps({"dead_letters": done, "refused": refused.listed(), "dry_run": dry_run}))
+    if refused.whys:
+        raise typer.Exit(1)
+
+
+def _found(
+    connection: sa.Connection, dead_letter_id: int, *, to: str, address: str, again: bool
+) -> LettersToParse | tuple[_Letters, str]:
+    """Return a row to be parsed again, or what goes elsewhere, and where. Raises CommandError."""
+    row, records = find_letters(connection, dead_letter_id)
+    found: LettersToParse | tuple[_Letters, str]
+    reader = None if to or address or _is_cut(row, records) else letter_reader(connection, row)
+    if reader is None or reader.records is None:
+        _refuse_wanted(row)
+        found = _planned(connection, row, records, to=to, address=address)
+    else:
+        found = LettersToParse.of(row, records, reader)
+    if not again:
+        _refuse_replayed(row)
+    return found
 
 
 def _refuse_replayed(row: DeadLetterRow) -> None:

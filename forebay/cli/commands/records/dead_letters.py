@@ -15,10 +15,8 @@ from forebay.cli.commands.records.stored_letters import (
     APPLICATION,
     SHOWN_BYTES,
     as_text,
+    letter_reader,
     read_letters,
-    shown_letter,
-    stream_reader,
-    whys,
 )
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
@@ -105,7 +103,8 @@ def show(
     r"""Show the records of a row as text: bytes that are none, and control characters, are shown as escapes.
 
     Below a record of a typed stream is why it does not fit, and where, or that it fits by now, as the stream is
-    declared. JSON has the bytes in base64. `forebay blocks dead-letter ID --to FILE` saves them as they were received.
+    declared. Below one that the parser of its source refuses is why. JSON has the bytes in base64.
+    `forebay blocks dead-letter ID --to FILE` saves them as they were received.
 
     For example:
 
@@ -119,14 +118,16 @@ def show(
         raise typer.Exit(1)
     chosen = list(enumerate(letters, start=1)) if letter is None else [(letter, letters[letter - 1])]
     with driver_log(console, application_name=APPLICATION) as connection:
-        reader = stream_reader(connection, row)
-    parsed = None if reader is None else whys(reader, [data for _, data in chosen])
+        reader = letter_reader(connection, row)
+    found = [None] * len(chosen) if reader is None else reader.whys([data for _, data in chosen])
+    is_typed = reader is not None and reader.records is not None
     if as_json:
         shown = [
             {
                 "letter": number,
                 "base64": b64encode(data).decode(),
-                **({} if parsed is None else {"fits": parsed[place] is None, "why": parsed[place]}),
+                **({"fits": found[place] is None} if is_typed else {}),
+                **({"why": found[place]} if is_typed or found[place] is not None else {}),
             }
             for place, (number, data) in enumerate(chosen)
         ]
@@ -142,9 +143,12 @@ def show(
     if row.left_records:
         console.print(f"Parsed again: {len(row.left_records):,} of the records did not fit, and are left here")
     for place, (number, data) in enumerate(chosen):
-        typer.echo(f"{number}: {as_text(shown_letter(reader, data), most=None if everything else SHOWN_BYTES)}")
-        if parsed is not None:
-            typer.echo(f"   {_verdict(row, number, parsed[place])}")
+        text = data if reader is None else reader.shown(data)
+        typer.echo(f"{number}: {as_text(text, most=None if everything else SHOWN_BYTES)}")
+        if is_typed:
+            typer.echo(f"   {_verdict(row, number, found[place])}")
+        elif (why := found[place]) is not None:
+            typer.echo(f"   {escaped(why)}")
 
 
 def _verdict(row: DeadLetterRow, number: int, why: str | None) -> str:

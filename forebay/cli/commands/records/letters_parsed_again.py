@@ -7,10 +7,11 @@ asks only for rows with a record that fits.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from forebay.cli.commands.records.stored_letters import SHOWN_BYTES, as_text, shown_letter, whys
+from forebay.cli.commands.records.stored_letters import SHOWN_BYTES, as_text
 from forebay.cli.terminal.failures import CommandError
 from tracker_store.blocks.dead_letters import read_dead_letter_row, want_replay
 from tracker_store.host.terminal_text import escaped
@@ -18,12 +19,12 @@ from tracker_store.receivers.receivers import ReceiverStoppedError, placements, 
 from tracker_store.schema.states import DesiredState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import sqlalchemy as sa
 
+    from forebay.cli.commands.records.stored_letters import LetterReader
     from forebay.cli.terminal.console import Console
-    from receiver_runtime.record_formats.record_reader import RecordReader
     from tracker_store.blocks.dead_letters import DeadLetterRow
 
 _START_SECONDS = 60.0  # how long a receiver may take to drain, to be placed and to start
@@ -41,10 +42,10 @@ class LettersToParse:
     shown: dict[int, bytes]
 
     @classmethod
-    def of(cls, row: DeadLetterRow, records: Sequence[bytes], reader: RecordReader) -> Self:
+    def of(cls, row: DeadLetterRow, records: Sequence[bytes], reader: LetterReader) -> Self:
         """Return the row's records as the stream's reader sees them. Raises CommandError if none fits."""
         waiting = {number: records[number - 1] for number in row.waiting_records}
-        found = dict(zip(waiting, whys(reader, list(waiting.values())), strict=True))
+        found = dict(zip(waiting, reader.whys(list(waiting.values())), strict=True))
         if waiting and None not in found.values():
             number, why = next(iter(found.items()))
             message = (
@@ -52,7 +53,7 @@ class LettersToParse:
                 f"{escaped(str(why))}: correct and apply the declaration, or write them with --to FILE and correct them"
             )
             raise CommandError(message)
-        return cls(row, waiting, found, {number: shown_letter(reader, one) for number, one in waiting.items()})
+        return cls(row, waiting, found, {number: reader.shown(one) for number, one in waiting.items()})
 
     @property
     def fitting(self) -> int:
@@ -60,10 +61,37 @@ class LettersToParse:
         return sum(why is None for why in self.whys.values())
 
 
+class RefusedRows:
+    """Hold the rows that can't be replayed, and why. One of them keeps no other from being replayed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.whys: dict[int, str] = {}
+
+    @contextmanager
+    def row(self, dead_letter_id: int) -> Iterator[None]:
+        """Print why this row can't be replayed, and go on behind the block."""
+        try:
+            yield
+        except (CommandError, ReceiverStoppedError) as error:
+            self.whys[dead_letter_id] = str(error)
+            self._console.print(str(error), style="bold red", markup=False)
+
+    def listed(self) -> list[dict[str, object]]:
+        """Return them for JSON."""
+        return [{"id": number, "why": why} for number, why in self.whys.items()]
+
+
 def parse_again(
-    connection: sa.Connection, console: Console, rows: Sequence[LettersToParse], *, again: bool, dry_run: bool
+    connection: sa.Connection,
+    console: Console,
+    rows: Sequence[LettersToParse],
+    refused: RefusedRows,
+    *,
+    again: bool,
+    dry_run: bool,
 ) -> list[dict[str, object]]:
-    """Have rows parsed again, and return what was done with each. Raises CommandError, ReceiverStoppedError."""
+    """Have rows parsed again, and return what was done with each; the others are refused."""
     if dry_run:
         for one in rows:
             console.print(
@@ -78,23 +106,29 @@ def parse_again(
         return [
             _done(one, [number for number, why in one.whys.items() if why is not None], one.fitting) for one in rows
         ]
-    receiver_ids = {one.row.receiver_id for one in rows}
-    for placed in placements(connection) if rows else ():
-        if placed.receiver_id in receiver_ids and placed.desired_state is DesiredState.STOPPED:
-            # A row that waits for it could not be saved or sent.
-            raise ReceiverStoppedError(f"receiver {placed.stream_name}/{placed.ordinal}")
+    stopped = {one.receiver_id for one in placements(connection) if one.desired_state is DesiredState.STOPPED}
+    wanted = []
     for one in rows:
-        if not want_replay(connection, one.row.id, again=again):
-            message = f"Dead letter {one.row.id} was replayed by another command, or was cleaned up"
-            raise CommandError(message)
-    if rows:
+        with refused.row(one.row.id):
+            if one.row.receiver_id in stopped:
+                # A row that waits for it could not be saved or sent.
+                raise ReceiverStoppedError(f"receiver {one.row.stream}/{one.row.ordinal}")
+            if not want_replay(connection, one.row.id, again=again):
+                message = f"Dead letter {one.row.id} was replayed by another command, or was cleaned up"
+                raise CommandError(message)
+            wanted.append(one)
+    if wanted:
         restart_receivers(
             connection,
-            receiver_ids=receiver_ids,
+            receiver_ids={one.row.receiver_id for one in wanted},
             why="restarted to parse dead letters again",
             also_waiting=False,
         )
-    return [_awaited(connection, console, one) for one in rows]
+    done = []
+    for one in wanted:
+        with refused.row(one.row.id):
+            done.append(_awaited(connection, console, one))
+    return done
 
 
 def _awaited(connection: sa.Connection, console: Console, letters: LettersToParse) -> dict[str, object]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import typer
 
 from forebay.cli.instance.database import driver_log
+from forebay.cli.terminal.failures import CommandError
 from orchestration.batches.attached_store import open_attached_store
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_path.text_check import RowsWaitError
@@ -49,31 +50,66 @@ SHOWN_BYTES = 2_000  # bytes of a letter that are shown; `--all` of `show` shows
 
 def read_letters(console: Console, dead_letter_id: int) -> tuple[DeadLetterRow, list[bytes]]:
     """Return a row and its records from the block store; print why that can't be done, and exit with 1."""
-    settings = Settings()
     with driver_log(console, application_name=APPLICATION) as connection:
-        row = read_dead_letter_row(connection, dead_letter_id)
-        place = find_dead_letter(connection, dead_letter_id)
-        if row is None or place is None:
-            console.print(f"There is no dead letter {dead_letter_id}: it was cleaned up, or never there.")
-            raise typer.Exit(1)
-        path, handle = place
+        return find_letters(connection, dead_letter_id)
+
+
+def find_letters(connection: sa.Connection, dead_letter_id: int) -> tuple[DeadLetterRow, list[bytes]]:
+    """Return a row and its records from the block store. Raises CommandError."""
+    settings = Settings()
+    row = read_dead_letter_row(connection, dead_letter_id)
+    place = find_dead_letter(connection, dead_letter_id)
+    if row is None or place is None:
+        message = f"There is no dead letter {dead_letter_id}: it was cleaned up, or never there."
+        raise CommandError(message)
+    path, handle = place
+    try:
+        store = open_attached_store(connection, settings.block_store_roots)
+        frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
+        return row, letters_of(frame, path, handle.offset, BlockKeys(settings.block_key_references))
+    except (BlockStoreError, OSError) as error:
+        raise CommandError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class LetterReader:
+    """Judge a row's letters: by the parser of its source, and by the reader of its stream, if that is typed."""
+
+    reason: str
+    source: Source
+    records: RecordReader | None
+
+    def whys(self, letters: Sequence[bytes]) -> list[str | None]:
+        """Return for each letter why it does not fit; None: nothing here refuses it."""
         try:
-            store = open_attached_store(connection, settings.block_store_roots)
-            frame = store.read_frame(path, handle.offset, handle.length, handle.crc32c)
-            return row, letters_of(frame, path, handle.offset, BlockKeys(settings.block_key_references))
-        except (BlockStoreError, OSError) as error:
-            console.print(str(error), style="bold red", markup=False)
-            raise typer.Exit(1) from error
+            refused = self.source.refusals(self.reason, letters)
+        except SourceError as error:
+            return [f"it can't be read here: {error}"] * len(letters)
+        found = [None] * len(letters) if self.records is None else whys(self.records, letters)
+        return [refused.get(place, why) for place, why in enumerate(found)]
+
+    def shown(self, letter: bytes) -> bytes:
+        """Return what people are shown of a letter: the record, with its key if that is parsed too."""
+        return self.records.shown(letter) if isinstance(self.records, _RowReader) else letter
 
 
-def stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader | None:
+def letter_reader(connection: sa.Connection, row: DeadLetterRow) -> LetterReader | None:
+    """Return what judges a row's letters; None where nothing does."""
+    if row.reason not in _PARSED:
+        return None
+    try:
+        source = parse_source(get_receiver(connection, row.receiver_id).source)
+    except (NoSuchReceiverError, SourceError):
+        return None
+    return LetterReader(row.reason, source, _stream_reader(connection, row))
+
+
+def _stream_reader(connection: sa.Connection, row: DeadLetterRow) -> RecordReader | None:
     """Return what parses a row's records, as its stream is declared now; None where nothing parses them.
 
     A record of another stream than a typed one was put aside by its source, and one with another reason is no whole
     record, or not the record alone.
     """
-    if row.reason not in _PARSED:
-        return None
     try:
         receiver = get_receiver(connection, row.receiver_id)
         records = None if receiver.records is None else parse_records(receiver.records)
@@ -117,11 +153,6 @@ class _RowReader(RecordReader):
         [row] = self._rows.rows_of([letter]).select([KEY, self._record]).to_pylist()
         named = ((name, row[column]) for name, column in (("key", KEY), ("record", self._record)))
         return b", ".join(name.encode() + b" " + (b"null" if value is None else bytes(value)) for name, value in named)
-
-
-def shown_letter(reader: RecordReader | None, letter: bytes) -> bytes:
-    """Return what people are shown of a letter: the record, with its key if that is parsed too."""
-    return reader.shown(letter) if isinstance(reader, _RowReader) else letter
 
 
 def whys(reader: RecordReader, records: Sequence[bytes]) -> list[str | None]:

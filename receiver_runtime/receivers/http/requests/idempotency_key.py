@@ -25,7 +25,8 @@ from receiver_runtime.receivers.http.requests.pushed import (
 from receiver_runtime.receivers.http.requests.refusals import RefusedError, refusal
 from receiver_runtime.receivers.http.requests.text_bodies import looked_at
 from receiver_runtime.sources.fields.hmac_signature import IN_HEADER
-from tracker_store.blocks.idempotency_key import WANTED, idempotency_key
+from tracker_store.blocks.idempotency_key import WANTED, idempotency_key, is_key
+from tracker_store.long_texts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _STANDARD = "Idempotency-Key"
 _INDEX = re.compile(r"0|[1-9]\d{0,9}")
 _MOST_FIELDS = 1000  # of a form: no sender has more
+_LONGEST = 100  # characters of what is no key in a refusal
 _CHECK_EVERY = 1024  # how many records to look into before the time is checked again
 _KEY = msgspec.json.Decoder(int | str)
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -59,8 +61,19 @@ def key_of(given: str | None, name: str = _STANDARD) -> str | None:
         return None
     key = idempotency_key(given)
     if key is None:
-        raise refusal(HTTPStatus.BAD_REQUEST, f"{name}: {given!r:.100} is no key: send {WANTED}")
+        raise _no_key(given, name)
     return key
+
+
+def _key_in_body(given: str, name: str) -> str:
+    """Return a key as it is: quotes that a body's text has are part of it. Raises as ``key_of``."""
+    if not is_key(given):
+        raise _no_key(given, name)
+    return given
+
+
+def _no_key(given: str, name: str) -> RefusedError:
+    return refusal(HTTPStatus.BAD_REQUEST, f"{name}: {shortened(repr(given), _LONGEST)} is no key: send {WANTED}")
 
 
 class BodyKey:
@@ -86,7 +99,7 @@ class BodyKey:
             found = _KEY.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
             return None
-        return key_of(str(found), f"body:{self._pointer}")
+        return _key_in_body(str(found), f"body:{self._pointer}")
 
 
 class FormKey:
@@ -107,7 +120,7 @@ class FormKey:
         except ValueError:
             return None
         values = fields.get(self._name, ())
-        return key_of(values[0], f"form:{self._name}") if len(values) == 1 else None
+        return _key_in_body(values[0], f"form:{self._name}") if len(values) == 1 else None
 
 
 def keyed(plain: Plain, place: BodyKey | FormKey, headers: Headers, body: bytes, limits: ParsingLimits) -> Plain:

@@ -37,6 +37,13 @@ class HttpProtocol(ABC):
         """Return what answers questions at the stream's own path, by their method. A POST is checked as all are."""
         return {}
 
+    def refusals(self, reason: str, letters: Sequence[bytes]) -> Mapping[int, str]:  # noqa: ARG002  of some protocols
+        """Return why its parser refuses dead letters, by their places; see ``Source.refusals``.
+
+        A letter may also be a record of a plain body.
+        """
+        return {}
+
 
 class RequestCheck(ABC):
     """Verify the requests of a server. It is made of the declaration (``Verification``), once for each start.

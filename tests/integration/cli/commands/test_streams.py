@@ -80,6 +80,19 @@ def test_a_typed_stream_shows_its_columns_and_what_did_not_fit(log: Log, tmp_pat
     assert "lines: item STRING NOT NULL, pieces BIGINT" in said(forebay("streams"))
 
 
+def test_a_stream_whose_source_takes_no_channels_says_so(log: Log) -> None:
+    def listed(kind: str) -> Result:
+        log.connection.execute(
+            sa.text("UPDATE forebay.streams SET declaration = CAST(:declaration AS jsonb)"),
+            {"declaration": json.dumps({"source": {"kind": kind}})},
+        )
+        return forebay("channels", "lines")
+
+    refused = listed("followed_files")
+    assert (refused.exit_code, "followed_files takes no channels" in said(refused)) == (1, True), refused.output
+    assert listed("http").exit_code == 0
+
+
 def test_a_stream_is_removed_only_when_nothing_reads_it(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     attach_reader(log.connection, name="query", stream="lines")
     refused = forebay("streams", "remove", "lines", "--yes")

@@ -29,6 +29,8 @@ def held(ip: str, pid: int | None, *, port: int = PORT, status: str = psutil.CON
     [
         ([held("127.0.0.1", OURS)], Holder.OURS),
         ([held("::", OURS)], Holder.OURS),
+        ([held("::ffff:127.0.0.1", OURS)], Holder.OURS),
+        ([held("::ffff:127.0.0.2", OURS)], Holder.UNKNOWN),
         ([held("0.0.0.0", 6)], Holder.ANOTHER),
         ([held("127.0.0.1", None)], Holder.UNKNOWN),
         ([held("127.0.0.1", 6), held("::", None)], Holder.UNKNOWN),

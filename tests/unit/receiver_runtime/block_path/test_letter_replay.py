@@ -23,8 +23,10 @@ from tracker_store.blocks.dead_letters import WantedLetters
 from tracker_store.connection.errors import DuplicateKeysError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    Refusals = Callable[[str, Sequence[bytes]], Mapping[int, str]]
 
 
 class Parser(TextCheck):
@@ -46,8 +48,9 @@ class Parser(TextCheck):
 class Replay:
     """The rows of a receiver that has not started, each of one record, and what a replay does with them."""
 
-    def __init__(self, made: Rig, parser: Parser) -> None:
+    def __init__(self, made: Rig, parser: Parser, refusals: Refusals = lambda *_: {}) -> None:
         self.made = made
+        self.refusals = refusals
         self.parser = parser
         self.store: Any = made.store
         self.wanted: list[WantedLetters] = []
@@ -76,7 +79,7 @@ class Replay:
             stream_name="lines",
         )
         path = self.made.supervisor.block_path
-        LetterReplay(self.store, BlockKeys()).run(context, path, lambda: next(looks) >= starts_ending)
+        LetterReplay(self.store, BlockKeys(), self.refusals).run(context, path, lambda: next(looks) >= starts_ending)
 
     def values(self) -> list[str]:
         return self.made.values()
@@ -146,3 +149,19 @@ def test_where_the_receiver_is_to_end_no_row_is_begun(replay: Replay) -> None:
     replay.add(b"a")
     replay.run(starts_ending=1)
     assert (replay.ended, replay.parser.calls) == ({}, 0)
+
+
+def test_what_the_parser_of_the_source_refuses_stays_and_its_neighbour_is_stored(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def refusals(reason: str, letters: Sequence[bytes]) -> dict[int, str]:
+        asked.append(reason)
+        return {place: "no message" for place, letter in enumerate(letters) if letter == b"bad"}
+
+    parser = Parser()
+    with rig(tmp_path, HandReceiver(), start=False, log=KeyedBlockLog(), row_check=parser) as made:
+        replay = Replay(made, parser, refusals)
+        replay.add(b"bad", b"good")
+        replay.run()
+        assert (replay.ended, replay.values()) == ({1: [1], 2: []}, ["good"])
+    assert asked == ["does_not_fit"] * 2

@@ -96,6 +96,15 @@ def test_a_dead_letter_of_one_text_column_is_its_bytes() -> None:
     assert {letter.reason for letter in letters} == {DeadLetterReason.INVALID_TEXT}
 
 
+def test_a_dead_letter_of_several_columns_has_nothing_of_the_rows_beside_it() -> None:
+    schema = pa.schema([("value", pa.string()), ("peer", pa.string())])
+    rows = [text(b"\xff", b"\xffhunter2", b"\xff4111"), text(b"one", b"two", b"three")]
+    first, second, third = TextCheck(schema).check(pa.record_batch(rows, schema=schema)).letters
+    assert not [word for word in (b"hunter2", b"two", b"4111", b"three") if word in first.data]
+    assert not [word for word in (b"one", b"4111", b"three") if word in second.data]
+    assert not [word for word in (b"one", b"hunter2", b"two") if word in third.data]
+
+
 def test_a_dead_letter_of_several_columns_is_an_arrow_stream_that_the_page_says_how_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -247,3 +248,14 @@ def test_a_splitter_is_reusable_after_a_break() -> None:
     list(feed(splitter, b"y" * 30))
     splitter.finish(clean=False)
     assert records(framing, feed(splitter, b"a\n")) == (["a"], [])
+
+
+@pytest.mark.parametrize("length", [10, 11])
+@pytest.mark.parametrize("cut", range(16))
+def test_a_mark_does_not_count_in_the_size_of_a_record_however_it_arrives(length: int, cut: int) -> None:
+    data = codecs.BOM_UTF8 + b"x" * length + b"\n"
+    framing = LineFraming(max_record_bytes=10)
+    splitter = framing.open()
+    takens = [splitter.take(bytearray(chunk), len(chunk)) for chunk in (data[:cut], data[cut:])]
+    found, letters = records(framing, takens)
+    assert (found, len(letters)) == (([], 1) if length > 10 else (["x" * 10], 0))

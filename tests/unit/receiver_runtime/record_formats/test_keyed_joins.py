@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from receiver_runtime.record_formats import keyed_joins
 from receiver_runtime.record_formats.keyed_joins import KeyedJoins
 from receiver_runtime.sources.fields.multiline import Multiline
 from tests.support.searches import examples
@@ -73,9 +75,10 @@ _TEXTS = st.sampled_from(["b", " a", "", "bb", "\té", None, " ", "c" * 30])
     multiline=st.sampled_from([START, CONTINUATION]),
     cuts=st.sets(st.integers(0, 20)),
     breaks=st.sets(st.integers(0, 19), max_size=3),
+    most_batches=st.sampled_from([1, 2, 64]),
 )
 def test_each_stream_has_its_records_however_lines_arrive(
-    texts: list[tuple[str, str | None]], multiline: Multiline, cuts: set[int], breaks: set[int]
+    texts: list[tuple[str, str | None]], multiline: Multiline, cuts: set[int], breaks: set[int], most_batches: int
 ) -> None:
     lines = [(key, text, number) for number, (key, text) in enumerate(texts)]
     made = joins(multiline)
@@ -84,7 +87,8 @@ def test_each_stream_has_its_records_however_lines_arrive(
     for begin, end in pairwise(borders):
         rows, keys = batch(lines[begin:end])
         here = pa.array([number - begin for number in sorted(breaks) if begin <= number < end], pa.int64()).to_numpy()
-        found += made.add(rows, keys, float(begin), here).to_pylist()
+        with patch.object(keyed_joins, "_MOST_BATCHES", most_batches):
+            found += made.add(rows, keys, float(begin), here).to_pylist()
     found += made.end_all().to_pylist()
     assert made.until_overdue(0.0) is None
     assert sorted(found, key=lambda row: row["number"]) == model(lines, multiline, breaks)
@@ -118,3 +122,13 @@ def test_open_records_have_a_bound_in_bytes() -> None:
     made = joins(most_open_bytes=10)
     assert values(made.add(*batch([("x", "b234", 0), ("y", "b234", 1), ("z", "b234", 2)]), 0.0)) == ["b234"]
     assert values(made.end_all()) == ["b234", "b234"]
+
+
+def test_a_line_costs_its_own_record_and_not_what_else_is_open() -> None:
+    made = KeyedJoins(START, 2**20, SCHEMA, "text")
+    made.add(*batch([(f"k{number}", "b" * 10_000, number) for number in range(1_000)]), 0.0)
+    pool = pa.default_memory_pool()
+    before = pool.total_bytes_allocated()
+    assert made.add(*batch([("k7", " m", 1_000)]), 0.0).num_rows == 0
+    assert pool.total_bytes_allocated() - before < 2**20
+    assert made.end(pa.array(["k7"])).column("text").to_pylist() == ["b" * 10_000 + "\n m"]

@@ -83,6 +83,23 @@ def test_a_dead_letter_is_the_whole_row_so_that_a_replay_keeps_its_key_and_posit
     ]
 
 
+def test_a_dead_letter_whose_text_is_not_utf_8_is_its_row_again_and_is_refused_again() -> None:
+    given = rows_of((b'{"id": 1}', b'{"pieces": 1}'), (b'{"id": 2}', b'{"pieces": 2}'))
+    place = SOURCE.get_field_index("topic")
+    topics = pa.array([b"caf\xc3", b"tea"], pa.binary()).view(pa.string())
+    [letter] = checker().check(given.set_column(place, SOURCE.field(place), topics)).letters
+    again = checker().rows_of([letter.data])
+    assert again.column("topic").view(pa.binary()).to_pylist() == [b"caf\xc3"]
+    assert again.column("value").to_pylist() == [b'{"pieces": 1}']
+    assert [one.data for one in checker().check(again).letters] == [letter.data]
+
+
+def test_a_dead_letter_has_nothing_of_the_rows_beside_it() -> None:
+    given = rows_of((b'{"id": 1}', b"no"), (b'{"id": 20}', b'{"pieces": 1, "item": "hunter2"}'), (b'{"id": 30}', None))
+    [letter] = checker().check(given).letters
+    assert not [word for word in (b"hunter2", b'"id": 20', b'"id": 30') if word in letter.data]
+
+
 @pytest.mark.parametrize("letter", [b"", b"{}", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\xff\xff\xff\x7f", None])
 def test_a_dead_letter_of_before_the_key_was_parsed_is_a_record(letter: bytes | None) -> None:
     if letter is None:

@@ -109,8 +109,12 @@ class FollowedFile:
         self.open_records = {at: self.open_records.get(at, now) for at in places}
 
     def is_overdue(self, position: int, now: float, after: float | None) -> bool:
-        """Return whether the record at a position has waited for more lines for ``after`` seconds."""
-        return after is not None and now - self.open_records.get(position, now) >= after
+        """Return whether a record from a position on has waited for more lines for ``after`` seconds.
+
+        That at the position may be complete, and wait for the end of one that began between its lines.
+        """
+        since = [first_seen for at, first_seen in self.open_records.items() if at >= position]
+        return after is not None and bool(since) and now - min(since) >= after
 
     def note_failure(self, error: OSError) -> None:
         """Note that the file can't be read as it is now."""

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from forebay.testing.receiver_processes import eventually
+from forebay_contrib.fluent_forward.declaration import FluentForward
+from forebay_contrib.gelf.declaration import Gelf
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
 from receiver_runtime.receivers.framing import LETTER_BYTES
@@ -186,12 +188,26 @@ def test_a_row_is_sent_once_unless_it_is_asked_for_again(stream: Stream, port: i
     assert "Replayed at" in CliRunner().invoke(app, ["dead-letters", "show", str(first)]).stderr
 
 
-def test_of_rows_that_can_not_all_be_sent_none_is(stream: Stream, port: int) -> None:
+def test_a_row_that_can_not_be_sent_is_named_and_its_neighbour_is_sent(stream: Stream, port: int) -> None:
     good, bad = stream.add(b"one"), stream.add(b"half", reason=DeadLetterReason.TRUNCATED)
     with Receiving(port) as receiver:
-        refused = replay(good, bad)
-    assert (refused.exit_code, "no whole record" in refused.stderr) == (1, True)
-    assert (receiver.connections, stream.replayed_to(good)) == ([], None)
+        done = replay(bad, 987654, good, "--json")
+    assert (done.exit_code, "no whole record" in done.stderr) == (1, True), done.output
+    assert (receiver.connections, stream.replayed_to(good)) == ([b"one\n"], f"127.0.0.1:{port}")
+    said = json.loads(done.stdout)
+    assert ([one["id"] for one in said["dead_letters"]], [one["id"] for one in said["refused"]]) == (
+        [good],
+        [bad, 987654],
+    )
+
+
+def test_a_row_of_which_nothing_fits_keeps_no_other_back(stream: Stream) -> None:
+    declare_records(stream.connection, Json("item STRING"))
+    good, bad = (stream.add(one, reason=DeadLetterReason.DOES_NOT_FIT) for one in (b'{"item": "tea"}', b'{"item": 1}'))
+    done = replay(bad, good, "--dry-run")
+    assert done.exit_code == 1
+    assert f"Dead letter {bad}: none of 1 record(s) fits" in done.stderr
+    assert f"Dead letter {good}: 1 of 1 record(s) would go to" in done.stderr
 
 
 def test_the_beginning_of_a_large_record_is_not_sent_as_a_record(stream: Stream, port: int) -> None:
@@ -311,6 +327,25 @@ def test_a_row_that_waits_for_its_receiver_does_not_go_elsewhere(stream: Stream,
     # It was asked for after this row was read.
     assert mark_replayed(stream.connection, number, to="a file", again=True) is None
     assert stream.replayed_to(number) is None
+
+
+def test_a_letter_that_the_parser_of_its_source_refuses_does_not_fit(stream: Stream) -> None:
+    declare(stream.connection, Gelf(listen="127.0.0.1:1").model_dump(mode="json"))
+    declare_records(stream.connection, Json("host STRING, short_message STRING"))
+    number = stream.add(b'{"host":"w"}', reason=DeadLetterReason.DOES_NOT_FIT)
+    shown = CliRunner().invoke(app, ["dead-letters", "show", str(number)]).stdout
+    assert "the member short_message is missing" in shown
+    assert "fits by now" not in shown
+    refused = replay(number)
+    assert (refused.exit_code, "none of 1 record(s) fits" in refused.stderr) == (1, True), refused.output
+
+
+def test_a_letter_of_a_stream_that_is_not_typed_has_a_reason_too(stream: Stream) -> None:
+    declare(stream.connection, FluentForward(listen="127.0.0.1:0").model_dump(mode="json"))
+    number = stream.add(b"GET / HTTP/1.1", reason=DeadLetterReason.UNPARSABLE)
+    shown = CliRunner().invoke(app, ["dead-letters", "show", str(number)]).stdout
+    assert "it is no message of the Forward protocol" in shown
+    assert "fits by now" not in shown
 
 
 def test_a_stopped_receiver_is_not_asked_to_parse(stream: Stream) -> None:

@@ -124,6 +124,16 @@ def test_what_is_put_aside_ends_only_the_record_of_its_connection() -> None:
     assert len(cut.dead_letters) == 1
 
 
+def test_what_is_put_aside_also_ends_the_record_before_a_last_line_without_an_end() -> None:
+    framing = JoinedTextFraming(LineFraming(max_record_bytes=MOST), START, max_record_bytes=MOST, most_connections=5)
+    cut = framing.cut([Piece(b"b1\n\xff\n", peer="x"), Piece(b"b2\n", peer="y"), Piece(b" m", peer="x", is_last=True)])
+    ended = framing.end()
+    assert cut.records is not None
+    assert ended.records is not None
+    assert cut.records.column(0).to_pylist() == ["b1", " m"]
+    assert ended.records.column(0).to_pylist() == ["b2"]
+
+
 def test_lines_of_a_connection_that_listens_are_joined_and_end_with_it(tmp_path: Path) -> None:
     receiver = make_receiver(SocketText(listen="127.0.0.1:0", multiline=LONG))
     with rig(tmp_path, receiver) as made:

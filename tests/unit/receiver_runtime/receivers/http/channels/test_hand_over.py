@@ -20,6 +20,7 @@ from tests.support.searches import examples
 from tests.unit.receiver_runtime.receivers.http.channels.channel_log import ChannelBlockLog
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, rig
 from tests.unit.receiver_runtime.support import eventually
+from tracker_store.blocks.blocks import ChannelMove
 from tracker_store.blocks.channels import ChannelKey
 from tracker_store.connection.errors import ReceiverFencedError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from tracker_store.blocks.blocks import ChannelMove
+    from tracker_store.blocks.blocks import BlockHandle
 
 A, B, C = (ChannelKey("", name) for name in "abc")
 # Of each of so many records one is no UTF-8, and becomes a dead letter.
@@ -233,6 +234,28 @@ def test_a_first_request_has_no_duplicates_if_an_answer_is_lost(
     assert running.done(request(B, 0, 2, rejected=2)) == [(0, 0)]
     # It comes again.
     assert running.done(request(A, bad, bad + 1), request(B, 0, 2, rejected=2)) == [(0, 1), (0, 2)]
+
+
+def test_a_move_of_dead_letters_alone_is_noted_before_it_is_made(
+    running: Running, log: ChannelBlockLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, Sequence[ChannelMove]]] = []
+    writer = running.rig.attached.block_path.writer
+    note, move = writer.note_moves, log.move_channels
+
+    def noted(moves: Sequence[ChannelMove]) -> Sequence[BlockHandle]:
+        done.append(("note", moves))
+        return note(moves)
+
+    def moved(moves: Sequence[ChannelMove]) -> bool:
+        done.append(("move", moves))
+        return move(moves)
+
+    monkeypatch.setattr(writer, "note_moves", noted)
+    monkeypatch.setattr(log, "move_channels", moved)
+    assert running.done(request(A, 0, 2, rejected=2)) == [(0, 0)]
+    moves = [ChannelMove("", "a", 0, 2)]
+    assert done == [("note", moves), ("move", moves)]
 
 
 def test_a_failure_keeps_no_outcome_back(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from receiver_runtime.block_path.channel_moves import decode_moves, encode_moves
+from receiver_runtime.block_path.channel_moves import decode_note, encode_moves
 from receiver_runtime.receivers.http.channels.channel import place_of
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, Listening, listening
 from tracker_store.blocks.blocks import ChannelMove
@@ -169,8 +169,8 @@ def test_a_cloud_event_in_a_channel_keeps_its_id_and_no_key(one: Listening) -> N
 
 def test_moves_are_read_as_they_were_written_and_other_notes_have_none() -> None:
     moves = [ChannelMove("env:TOKEN", "a.b_~-", 0, 2**62), ChannelMove("", "é", 1, 2)]
-    assert decode_moves(encode_moves(moves)) == moves
-    assert decode_moves(b"\0") == ()
+    assert decode_note(encode_moves(moves)).channel_moves == moves
+    assert decode_note(b"\0").channel_moves == []
     for damaged in (
         b"{",
         b'{"other": []}',
@@ -179,7 +179,7 @@ def test_moves_are_read_as_they_were_written_and_other_notes_have_none() -> None
         b"{\xff",
     ):
         with pytest.raises(ValueError, match=r".*"):
-            decode_moves(damaged)
+            decode_note(damaged)
 
 
 def test_a_request_without_the_headers_is_in_no_channel() -> None:

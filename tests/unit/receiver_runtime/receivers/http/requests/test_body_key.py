@@ -17,6 +17,8 @@ from receiver_runtime.receivers.http.requests.refusals import RefusedError
     [
         ("/id", b'{"id": "evt_1", "more": {"id": 2}}', "evt_1"),
         ("/id", b' {"id": 17}', "17"),
+        ("/id", b'{"id": "17"}', "17"),
+        ("/id", b'{"id": "\\"17\\""}', '"17"'),
         ("/data/id", b'{"id": 1, "data": {"id": "a"}}', "a"),
         ("/0/id", b'[{"id": "first"}, {"id": "second"}]', "first"),
         ("/1", b'{"1": "a member"}', "a member"),
@@ -46,6 +48,10 @@ def test_a_pointer_finds_a_text_or_a_whole_number(pointer: str, body: bytes, key
 def test_what_is_no_key_is_refused(key: bytes) -> None:
     with pytest.raises(RefusedError, match=r"body:/id: .* is no key"):
         BodyKey("/id").of(b'{"id": %s}' % key, UNLIMITED)
+
+
+def test_quotes_in_a_form_are_part_of_its_key() -> None:
+    assert FormKey("id").of(b"id=%221%22", UNLIMITED) == '"1"'
 
 
 def test_a_body_of_too_many_values_is_refused() -> None:

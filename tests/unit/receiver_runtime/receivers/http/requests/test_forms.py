@@ -416,8 +416,19 @@ def test_of_several_encodings_that_are_listed_the_body_names_one() -> None:
     """Python's GELF clients list two, and use one."""
     for body in (gzip.compress(b"x y"), zlib.compress(b"x y")):
         assert decompressed(body, "gzip,deflate", most_bytes=MOST) == b"x y"
-    twice = zlib.compress(gzip.compress(b"x"))
-    for body, listed in ((b"{}", "gzip, deflate"), (twice, "gzip, deflate"), (gzip.compress(b"x"), "gzip, gzip")):
+    one = gzip.compress(b"x")
+    for body, listed in (
+        (b"{}", "gzip, deflate"),
+        (zlib.compress(one), "gzip, deflate"),
+        (gzip.compress(zlib.compress(b"x", 2)), "gzip, deflate"),
+        # A list says that all were applied, the first one first.
+        (gzip.compress(zlib.compress(b"x", 2)), "deflate, gzip"),
+        (gzip.compress(pa.compress(b"x", "brotli", asbytes=True)), "br, gzip"),
+        (gzip.compress(pa.compress(b"x", "snappy", asbytes=True)), "snappy, gzip"),
+        (one, "gzip, gzip"),
+        (one, "identity, gzip"),
+        (one, "gzip,"),
+    ):
         with pytest.raises(PushRefusedError, match="Content-Encoding") as raised:
             decompressed(body, listed, most_bytes=MOST)
         assert raised.value.status == 415
