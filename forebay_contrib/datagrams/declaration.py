@@ -1,4 +1,4 @@
-"""Declare a source of lines of text in UDP datagrams of any senders.
+"""Declare a source of lines of text in UDP datagrams from any sender.
 
 Only the declaration and its checks; ``forebay_contrib.datagrams.receiver`` opens the socket.
 """

@@ -1,4 +1,4 @@
-"""Declare a GELF source: messages of any senders, over UDP in chunks, and over TCP with a NUL behind each.
+"""Declare a GELF source: messages from any sender, over UDP in chunks, and over TCP with a NUL behind each.
 
 Only the declaration and its checks; ``forebay_contrib.gelf.receiver`` opens the sockets. GELF over HTTP is a protocol
 of the ``Http`` source (``forebay_contrib.gelf.protocol``).

@@ -1,4 +1,4 @@
-"""Declare a syslog source: RFC 5424 and 3164 messages of any senders, over UDP, TCP and TLS (RFC 5426, 6587, 5425).
+"""Declare a syslog source: RFC 5424 and 3164 messages from any sender, over UDP, TCP and TLS (RFC 5426, 6587, 5425).
 
 Only the declaration and its checks; ``forebay_contrib.syslog.receiver`` opens the sockets.
 """

@@ -240,7 +240,7 @@ def _refuse_other_columns(connection: sa.Connection, stream: Stream, row: store.
         ]
     if found:
         message = (
-            f"stream {stream.name!r}: {'; '.join(found)}. Its blocks of before are read with the new ones, so each "
+            f"stream {stream.name!r}: {'; '.join(found)}. Its earlier blocks are read together with new ones, so each "
             "column stays: declare it as it is (it is null where a record has none), and give one of another type a "
             "new name. To begin without it, declare a new stream"
         )

@@ -114,7 +114,7 @@ def _breaks(array: pa.Array, rule: Rule) -> pa.BooleanArray:
 
 def _said(value: object, rule: Rule) -> str:
     if rule.rule == "required":
-        return "it is missing or null"
+        return "the value is missing or null"
     found = shortened(repr(value), _LONGEST) if not isinstance(value, Decimal) else str(value)
     if rule.rule in _COMPARED:
         return f"{found} is not {_COMPARED[rule.rule][1]} {rule.value}"

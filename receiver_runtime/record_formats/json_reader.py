@@ -132,7 +132,7 @@ class JsonReader(RecordReader):
                 faults |= {row: f"{why} - at `$.{field.name}`" for row, why in found.items() if row not in faults}
             if field.name in self.records.required and column.null_count:
                 lacking = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
-                faults |= dict.fromkeys(lacking, f"it is missing or null - at `$.{field.name}`")
+                faults |= dict.fromkeys(lacking, f"the value is missing or null - at `$.{field.name}`")
             faults |= dict.fromkeys(_no_numbers(column).tolist(), f"Number out of range - at `$.{field.name}`")
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)

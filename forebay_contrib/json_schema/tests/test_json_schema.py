@@ -105,8 +105,8 @@ def test_records_are_taken_as_a_validator_takes_them(records: list[dict[str, Any
         ({"pieces": 0}, "0 is not at least 1 - at `$.pieces`"),
         ({"item": ""}, "'' has less than 1 - at `$.item`"),
         ({"tags": ["a", "b"]}, "'b' does not match ^a - at `$.tags[...]`"),
-        ({"places": [{"city": "x"}, {"zip": "12345"}]}, "it is missing or null - at `$.places[...].city`"),
-        ({"places": [None]}, "it is missing or null - at `$.places[...]`"),
+        ({"places": [{"city": "x"}, {"zip": "12345"}]}, "the value is missing or null - at `$.places[...].city`"),
+        ({"places": [None]}, "the value is missing or null - at `$.places[...]`"),
         ({"kind": "c" * 500}, "is none of 'a', 'b' - at `$.kind`"),
         ({"place": {"city": "x", "y": 1}}, "Object contains unknown field `y` - at `$.place`"),
     ],
@@ -126,7 +126,7 @@ def test_null_is_the_same_as_missing() -> None:
         JsonSchema(ORDER), {"item": "a", "pieces": 1, "kind": None, "paid": None}, {"item": "a", "pieces": None}
     )
     assert [row["paid"] for row in parsed.batch.to_pylist()] == [None]
-    assert [fault.why for fault in parsed.faults] == ["it is missing or null - at `$.pieces`"]
+    assert [fault.why for fault in parsed.faults] == ["the value is missing or null - at `$.pieces`"]
 
 
 @pytest.mark.parametrize(
