@@ -137,6 +137,8 @@ class Delivery:
         with self._spool.changed:
             met = meet(self._spool, position, self._on_mismatch)
             self._spool.bind(met.shift)
+            if met.registered > self._spool.first:
+                self._note_path()
             self._own_from = met.unsent_from
             self._next = met.registered
             self._sent = max(self._own_from, self._next)
@@ -247,10 +249,6 @@ class Delivery:
         self._size.on_taken()
         self._answered_well()
         self._move_to(answer.offset)
-        with self._spool.changed:
-            if self._spool.state.path != self._requests.path:
-                self._spool.state.path = self._requests.path
-                self._spool.state.write(self._spool.folder)
 
     def _go_on_from(self, position: int, offset: int, answer: Answer) -> None:
         """Go on where the receiver is."""
@@ -277,9 +275,25 @@ class Delivery:
                 f"the channel is at offset {position}, and {self._spool.folder} has sent those from {first} to {sent}: "
                 "another sender uses the channel, or its stream was removed or restored: open the sender again" + noted
             )
+        if position > first:
+            self._note_path()
         self._known = self._next = state.index_of(position)
         self._size.on_moved(self._next)
         self._spool.acknowledge(self._next)
+
+    def _note_path(self) -> None:
+        """Note which stream has records of the spool. Raises OSError."""
+        state, path = self._spool.state, self._requests.path
+        with self._spool.changed:
+            before = state.path
+            if before == path:
+                return
+            try:
+                state.path = path
+                state.write(self._spool.folder)
+            except OSError:
+                state.path = before
+                raise
 
     def _refused(self, batch: Batch, offset: int, answer: Answer) -> None:
         """Divide a batch that is refused, until the record is found; set that one aside."""

@@ -105,9 +105,18 @@ class ChannelSalvage:
             )
 
     def move_alone(self, moves: Sequence[ChannelMove]) -> None:
-        """Move channels over dead letters that were stored; those that are elsewhere stay."""
+        """Move channels over dead letters that were stored; those that are behind them stay."""
         while True:
             positions = self._positions(_channels(moves))
+            gaps = [
+                replace(move, from_offset=positions[_key(move)], to_offset=move.from_offset)
+                for move in moves
+                if positions[_key(move)] < move.from_offset
+            ]
+            if gaps:
+                if not self._wait():
+                    self._jump(gaps[0])
+                continue
             fitting = [
                 replace(move, from_offset=positions[_key(move)])
                 for move in moves

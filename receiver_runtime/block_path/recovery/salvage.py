@@ -191,7 +191,8 @@ class _Salvage:
         self._report.lost_commits(found, taken, left)
         sent_again = self._register(taken, found)
         recorded = self._record(epoch, found.letters)
-        registered = [block for block in taken if block not in sent_again]
+        again = {block.sequence for block in sent_again}
+        registered = [block for block in taken if block.sequence not in again]
         self._report.salvaged(found, registered, left, recorded, (first, self.newest_sequence), sent_again)
         self._report.damage(found, segments)
         self._driver_log.until_answered(

@@ -141,7 +141,8 @@ def _report_faults(sender: Sender, url: str, spool: Path, before: SenderStatus) 
         typer.echo(f"{status.refused} lines were refused by the receiver: see {spool}/refused.jsonl", err=True)
     if status.dead_letters:
         stream = urlsplit(url).path.rstrip("/").rpartition("/")[2]
-        typer.echo(f"{status.dead_letters} of them became dead letters: forebay dead-letters list {stream}", err=True)
+        where = f"forebay dead-letters list {stream}".rstrip()
+        typer.echo(f"{status.dead_letters} lines became dead letters: {where}", err=True)
     return status.refused > before.refused or status.dead_letters > 0
 
 
@@ -150,9 +151,10 @@ def _send_all(sender: Sender, lines: _Lines, file: BinaryIO, timeout: float | No
         lines.read(file, complete=complete)
         if lines.passed:
             typer.echo(f"{lines.passed:,} lines skipped", err=True)
+        _wait_registered(sender, lines.before, timeout)
+        # Not before: a command that is killed while it waits is often run again as it was.
         if not lines.held_back:
             sender.end_input()
-        _wait_registered(sender, lines.before, timeout)
     except KeyboardInterrupt:
         _say(sender, lines.before)
         typer.echo("Interrupted: the rest stays in the spool; go on with --resume.", err=True)

@@ -144,7 +144,11 @@ def test_what_is_not_registered_in_time_stays_and_is_named(receiver: ChannelRece
     assert "2 records of channel a are not registered" in done.output.replace("\n", " ")
     assert "503: paused" in done.output.replace("\n", " ")
     receiver.before = lambda *_: None
-    assert run(receiver, tmp_path / "spool", b"").exit_code == 0
+    # The same command again would send each line twice.
+    again = run(receiver, tmp_path / "spool", b"", "--from", str(file))
+    assert again.exit_code == 1
+    assert "add --resume" in said(again)
+    assert run(receiver, tmp_path / "spool", b"", "--from", str(file), "--resume").exit_code == 0
     assert receiver.channels["a"] == [b"1", b"2"]
 
 
@@ -153,7 +157,7 @@ def test_lines_that_became_dead_letters_are_said(receiver: ChannelReceiver, tmp_
     receiver.before = lambda *_: Reply(200, counts, {"Forebay-Offset": "3"})
     done = run(receiver, tmp_path / "spool", b'{"a": \n[\n3\n')
     assert done.exit_code == 1
-    assert "2 of them became dead letters: forebay dead-letters list s" in said(done)
+    assert "2 lines became dead letters: forebay dead-letters list s" in said(done)
     receiver.channels["a"] = [b""] * 3
     receiver.before = lambda *_: None
     assert run(receiver, tmp_path / "spool", b"4\n").exit_code == 0
