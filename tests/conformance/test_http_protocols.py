@@ -123,7 +123,9 @@ def test_the_pages_cloud_events_come_once_each(rig: SourceRig, port: int) -> Non
     answer = shell(handshake, port).lower()
     assert "webhook-allowed-origin: events.example.com" in answer
     assert "webhook-allowed-rate: *" in answer
-    assert set(json.loads(shell(described, port))["paths"]) == {"/v1/orders", "/v1/logs", "/health", "/ready"}
+    channels = "/v1/orders/channels/{name}"
+    found = set(json.loads(shell(described, port))["paths"])
+    assert found == {"/v1/orders", channels, "/v1/logs", "/health", "/ready"}
 
 
 def test_the_pages_logs_come_from_curl_and_from_the_sdk(rig: SourceRig, port: int) -> None:

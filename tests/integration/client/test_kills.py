@@ -17,7 +17,7 @@ import pytest
 from receiver_runtime.receivers.http.declaration import Http
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
 from tests.support.machine.held_ports import held_port
-from tests.support.systems.sending_program import RECORD, RECORD_BYTES
+from tests.support.systems.sending_program import GO_ON, RECORD, RECORD_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,13 +102,12 @@ def run(
         assignment = 1
         receiver = rig.start(assignment)
         with closing(rig), closing(Senders(port, folder / "spools", channels, processes, records, fsync)) as senders:
-            killed = 0
-            due = time.monotonic() + every
-            while not senders.are_done():
-                time.sleep(_POLL_SECONDS)
-                if time.monotonic() < due or killed >= kills:
+            for killed in range(kills):
+                due = time.monotonic() + every * chance.uniform(0.5, 1.5)
+                while time.monotonic() < due:
+                    time.sleep(_POLL_SECONDS)
                     assert receiver.poll() is None, rig.logs()
-                    continue
+                    assert not senders.are_done()
                 if killed % 2:
                     receiver.kill()
                     receiver.wait(60)
@@ -116,16 +115,17 @@ def run(
                     rig.assign(assignment)
                     receiver = rig.start(assignment)
                 else:
-                    senders.kill(chance.randrange(processes))
-                killed += 1
-                due = time.monotonic() + every * chance.uniform(0.5, 1.5)
-            assert killed >= kills, f"only {killed} kills before all was sent: send more"
+                    assert senders.kill(chance.randrange(processes))
+            (folder / "spools" / GO_ON).touch()
+            while not senders.are_done():
+                time.sleep(_POLL_SECONDS)
+                assert receiver.poll() is None, rig.logs()
             check_each_once_in_order(rig, channels, records)
             [(rows, size, blocks)] = rig.execute(
                 "SELECT (SELECT count(*) FROM forebay.channels), pg_total_relation_size('forebay.channels'), "
                 "(SELECT count(*) FROM forebay.blocks)"
             )
-            print(f"{killed} kills, {rows} channels in {size} bytes, {blocks} blocks of {channels * records} records")  # noqa: T201  shown with -s
+            print(f"{kills} kills, {rows} channels in {size} bytes, {blocks} blocks of {channels * records} records")  # noqa: T201  shown with -s
             # It grows by channels, and not by records.
             assert rows == channels
             assert size < 2**20 + 10_000 * channels

@@ -161,7 +161,7 @@ def at_once(engine: sa.Engine, *calls: Sequence[NewBlock]) -> list[list[AddOutco
 
     def call(blocks: Sequence[NewBlock]) -> list[AddOutcome] | str:
         with connect(engine) as connection:
-            begin.wait()
+            begin.wait(60)
             try:
                 return [result.outcome for result in add_blocks(connection, blocks)]
             except DriverLogUnavailableError as error:
