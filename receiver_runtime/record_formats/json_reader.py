@@ -40,6 +40,7 @@ _EMPTY = b"{}"
 _OPENING, _CLOSING = b"{}"
 # Records of a piece that is read again by itself after the whole was refused.
 _PIECE = 1024
+_NO_ASCII = 0x80
 # Fewer records are read by Arrow alone.
 _LEAST_ALIKE = 1024
 _BLANKS = b" \t\r\n"
@@ -160,20 +161,24 @@ class JsonReader(RecordReader):
         if not _are_in_braces(values):
             return None
         text = _lines(values)
-        if self._has_decimals and not judged and may_crash(text):
+        if self._has_decimals and not judged and may_crash(text.to_pybytes()):
             return None
         try:
             # Arrow does not look at the bytes of strings.
-            if not text.isascii():
-                text.decode()
+            if np.frombuffer(text, np.uint8).max() >= _NO_ASCII:
+                text.to_pybytes().decode()
             members = self._parsed(text)
         except (UnicodeDecodeError, pa.ArrowInvalid):
             return None
         return members if members.num_rows == len(values) else None
 
-    def _parsed(self, text: bytes) -> pa.RecordBatch:
-        """Return the members of the objects in a text. Raises ArrowInvalid."""
-        options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    def _parsed(self, text: pa.Buffer) -> pa.RecordBatch:
+        """Return the members of the objects in a text, in Arrow's own memory. Raises ArrowInvalid.
+
+        A thread of Arrow may let go of the text when the process ends. If it were Python's, that would need the
+        interpreter, which is gone then: the process would be aborted.
+        """
+        options = pj.ReadOptions(use_threads=False, block_size=text.size + 1)
         # Half of what `read_json` costs for a few records.
         with pj.open_json(pa.BufferReader(text), read_options=options, parse_options=self._options) as reader:
             return reader.read_next_batch()
@@ -221,7 +226,7 @@ class JsonReader(RecordReader):
     def _why(self, record: bytes) -> str:
         """Return why Arrow refuses one record."""
         try:
-            self._parsed(record)
+            self._parsed(pa.array([record], pa.binary())[0].as_buffer())
         except pa.ArrowInvalid as error:
             return str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
         return "it is not one JSON object"
@@ -241,11 +246,10 @@ def _are_in_braces(values: pa.BinaryArray) -> bool:
     return bool((text[places[:-1]] == _OPENING).all() and (text[places[1:] - 1] == _CLOSING).all())
 
 
-def _lines(values: pa.BinaryArray) -> bytes:
+def _lines(values: pa.BinaryArray) -> pa.Buffer:
     """Return the records' bytes, one record after another, with a line end between two."""
     one = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-    text: bytes = pc.binary_join(one, b"\n")[0].as_buffer().to_pybytes()
-    return text
+    return pc.binary_join(one, b"\n")[0].as_buffer()
 
 
 def _no_numbers(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -287,7 +287,7 @@ def test_arrow_refuses_by_itself_what_the_closer_look_refuses(text: str) -> None
     judge = READER._judge
     if judge.fault_of(0, record) is None and judge.refusal_of(0, record) is not None:
         with pytest.raises(pa.ArrowInvalid):
-            READER._parsed(record)
+            READER._parsed(pa.array([record], pa.binary())[0].as_buffer())
 
 
 @pytest.mark.parametrize(("record", "said"), BAD.items())
