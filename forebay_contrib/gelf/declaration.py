@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.fields.several import Transports  # noqa: TC001  pydantic reads it
-from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
+from receiver_runtime.sources.fields.tcp import Tls, check_transports, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source
 
@@ -85,18 +85,5 @@ class Gelf(Source):
 
     @model_validator(mode="after")
     def _check_transports(self) -> Self:
-        if not self.transports or len(set(self.transports)) < len(self.transports):
-            raise ValueError(f"transports={self.transports!r}: give 'udp', 'tcp', or both, each once")
-        if self.tls is not None:
-            if "udp" in self.transports:
-                raise ValueError("tls: datagrams have none: give transports=('tcp',), and UDP a stream of its own")
-            if self.tls.certificate_file is None:
-                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
-            if self.tls.server_hostname is not None or not self.tls.verify:
-                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
-        if self.listen_address[1] == 0 and len(self.transports) > 1:
-            raise ValueError(
-                f"listen: {self.listen!r} takes any free port, a different one for each transport: name a port, or one "
-                "transport"
-            )
+        check_transports(self.listen, self.transports, self.tls)
         return self

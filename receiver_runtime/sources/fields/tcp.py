@@ -8,11 +8,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import PurePath
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator, model_validator
 
 from receiver_runtime.sources.fields.secret import Secret, SecretError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Of a host's name: what would be part of a URL, a login or a list, which the clients read in different ways.
 _NOT_IN_HOST = re.compile(r"[\s/@,:\[\]?#*\0]")
@@ -136,3 +139,20 @@ def most_per_peer(max_connections: int, max_connections_per_peer: int | None) ->
 def address_of(host: str, port: int) -> str:
     """Return ``host:port``, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_transports(listen: str, transports: Sequence[str], tls: Tls | None) -> None:
+    """Check the transports of a source that listens by UDP, TCP or both. Raises ValueError."""
+    if not transports or len(set(transports)) < len(transports):
+        raise ValueError(f"transports={transports!r}: give 'udp', 'tcp', or both, each once")
+    if tls is not None:
+        if "udp" in transports:
+            raise ValueError("tls: datagrams have none: give transports=('tcp',), and UDP a stream of its own")
+        if tls.certificate_file is None:
+            raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
+        if tls.server_hostname is not None or not tls.verify:
+            raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+    if parse_listen(listen)[1] == 0 and len(transports) > 1:
+        raise ValueError(
+            f"listen: {listen!r} takes any free port, a different one for each transport: name a port, or one transport"
+        )
