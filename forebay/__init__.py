@@ -25,9 +25,12 @@ _PLACES = {
     "Pipeline": "orchestration.declarations.pipeline",
     "PostgresSink": "orchestration.sinks.postgres.postgres",
     "Secret": "receiver_runtime.sources.fields.secret",
+    "State": "orchestration.declarations.state",
     "Stream": "orchestration.declarations.pipeline",
     "Totals": "orchestration.sinks.postgres.postgres_totals",
     "Window": "orchestration.declarations.pipeline",
+    "map_with_state": "orchestration.state.per_key",
+    "update_state_by_key": "orchestration.state.per_key",
 }
 # Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
 __all__ = [
@@ -44,9 +47,12 @@ __all__ = [
     "Pipeline",
     "PostgresSink",
     "Secret",
+    "State",
     "Stream",
     "Totals",
     "Window",
+    "map_with_state",
+    "update_state_by_key",
 ]
 
 

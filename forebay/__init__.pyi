@@ -8,10 +8,13 @@ from orchestration.declarations.pipeline import Output as Output
 from orchestration.declarations.pipeline import Pipeline as Pipeline
 from orchestration.declarations.pipeline import Stream as Stream
 from orchestration.declarations.pipeline import Window as Window
+from orchestration.declarations.state import State as State
 from orchestration.sinks.console import ConsoleSink as ConsoleSink
 from orchestration.sinks.foreach_batch import ForeachBatchSink as ForeachBatchSink
 from orchestration.sinks.parquet.parquet import ParquetSink as ParquetSink
 from orchestration.sinks.postgres.postgres import PostgresSink as PostgresSink
 from orchestration.sinks.postgres.postgres_totals import Totals as Totals
+from orchestration.state.per_key import map_with_state as map_with_state
+from orchestration.state.per_key import update_state_by_key as update_state_by_key
 from receiver_runtime.sources.fields.secret import EnvVar as EnvVar
 from receiver_runtime.sources.fields.secret import Secret as Secret

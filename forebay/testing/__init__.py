@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from orchestration.batches.pipeline_testing import Records, run_batch
+from orchestration.batches.pipeline_testing import Records, Results, run_batch
 
-__all__ = ["Records", "run_batch"]
+__all__ = ["Records", "Results", "run_batch"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -25,9 +25,11 @@ from orchestration.batches.lost_blocks import LostBlocks, find_lost_blocks, repo
 from orchestration.batches.noted_replicas import report_noted_replicas
 from orchestration.batches.output_run import run_output
 from orchestration.batches.publishing import publish, publish_what_is_left
+from orchestration.batches.stateful.state_function import checked_pair
+from orchestration.batches.stateful.state_run import StateRun
 from orchestration.batches.unavailable_store import BLOCK_STORE
 from orchestration.declarations.batch import Batch
-from orchestration.declarations.pipeline import Window
+from orchestration.declarations.pipeline import BATCH_PARAMETER, STATE_PARAMETER, Window
 from orchestration.declarations.sink import OutputAttempt
 from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import batch_outputs, batches
@@ -301,12 +303,17 @@ def _run_outputs(
                 pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs, began_at
             )
             computed: list[DataFrame] = []
+            state = None if output.state is None else StateRun(engine, output, of_attempt, settings, inputs.expected)
 
             def compute() -> DataFrame:
-                computed.append(output_result(output, batch, inputs, settings=settings, session=session))
+                computed.append(output_result(output, batch, inputs, settings=settings, session=session, state=state))
                 return computed[0]
 
-            written = run_output(engine, output, of_attempt, compute, replaces=attempt.replaces)
+            try:
+                written = run_output(engine, output, of_attempt, compute, replaces=attempt.replaces, state=state)
+            finally:
+                if state is not None:
+                    state.close()
             publish(engine, pipeline_id, output, written.location, batch_time=batch_time)
             seconds = time.monotonic() - started
             return OutputResult(
@@ -444,17 +451,28 @@ def _batch(
 
 
 def output_result(
-    output: Output, batch: Batch, inputs: BatchInputs, *, settings: Settings, session: Callable[[], SparkSession]
+    output: Output,
+    batch: Batch,
+    inputs: BatchInputs,
+    *,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+    state: StateRun | None = None,
 ) -> DataFrame:
-    """Return the result of an output's function for the batch."""
+    """Return the result of an output's function for the batch; with a state, write the version that it makes."""
     spark = session()
     arguments = {
         parameter: _frame(spark, output, entry, batch, inputs, settings)
         for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
-    if output.wants_batch:
-        return output.function(**arguments, batch=batch)  # type: ignore[no-any-return]
-    return output.function(**arguments)  # type: ignore[no-any-return]
+    frames = list(arguments.values())
+    extra: dict[str, Any] = {BATCH_PARAMETER: batch} if output.wants_batch else {}
+    if state is None:
+        return output.function(**arguments, **extra)  # type: ignore[no-any-return]
+    returned = output.function(**arguments, **{STATE_PARAMETER: state.read(spark, frames)}, **extra)
+    result, changes = checked_pair(returned, f"output {output.name!r} of pipeline {batch.pipeline!r}")
+    state.write(spark, changes)
+    return result
 
 
 def _frame(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import DataFrame
 
+    from orchestration.batches.stateful.state_run import StateRun
     from orchestration.declarations.pipeline import Output
     from orchestration.declarations.sink import OutputAttempt, Written
 
@@ -29,9 +30,15 @@ log = structlog.get_logger(__name__)
 
 
 def run_output(
-    engine: sa.Engine, output: Output, attempt: OutputAttempt, compute: Callable[[], DataFrame], *, replaces: bool
+    engine: sa.Engine,
+    output: Output,
+    attempt: OutputAttempt,
+    compute: Callable[[], DataFrame],
+    *,
+    replaces: bool,
+    state: StateRun | None = None,
 ) -> Written:
-    """Commit the output's result and return where it is.
+    """Commit the output's result, with the version of its `state`, and return where it is.
 
     `replaces`: don't adopt what an earlier attempt has committed in the target (a replay).
 
@@ -40,11 +47,17 @@ def run_output(
         AttemptSupersededError: the batch has a newer attempt; the driver log changed nothing.
     """
     found = output.sink.committed(attempt)
-    if found is not None and (found.attempt == attempt.attempt or not replaces):
+    version = None if state is None else attempt.attempt
+    if (
+        found is not None
+        and (found.attempt == attempt.attempt or not replaces)
+        and (state is None or state.adopts(found.attempt))
+    ):
         log.info("committed in the target already", output=output.name, attempt=found.attempt)
         written = found.written
         # An earlier launch of this attempt made it, or an earlier attempt, perhaps with other code.
         code_version = None
+        version = None if state is None else found.attempt
     else:
         code_version = output.pipeline.code_version
         result = checked_result(compute(), attempt.name)
@@ -65,6 +78,7 @@ def run_output(
             rows=written.rows,
             to_publish=output.sink.publishes,
             code_version=code_version,
+            state_attempt=version,
         )
 
     # Wait through an outage: the result is computed, and the commit is idempotent.

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from orchestration.batches.stateful.state_testing import TestedState
 from orchestration.declarations.batch import Batch
-from orchestration.declarations.pipeline import EPOCH, Pipeline, Stream, Window
+from orchestration.declarations.pipeline import (
+    BATCH_PARAMETER,
+    EPOCH,
+    STATE_PARAMETER,
+    Pipeline,
+    Stream,
+    Window,
+)
 from orchestration.declarations.sink import checked_result
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from tracker_store.close_names import did_you_mean
@@ -32,6 +40,15 @@ _TEXT = ("string", "large_string")
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+class Results(dict[str, pa.Table]):
+    """Hold the result of each output, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The state after the batch of each output that has one, by name.
+        self.states: dict[str, pa.Table] = {}
+
+
 def run_batch(
     pipeline: Pipeline,
     records: Mapping[Stream | str, Records],
@@ -39,8 +56,9 @@ def run_batch(
     earlier: Sequence[Mapping[Stream | str, Records]] = (),
     batch_time: datetime | None = None,
     outputs: Sequence[str] | None = None,
+    states: Mapping[str, Sequence[Mapping[str, Any]] | pa.Table] | None = None,
     session: SparkSession | None = None,
-) -> dict[str, pa.Table]:
+) -> Results:
     """Run the pipeline's outputs on `records`; return each output's result, by name, as an Arrow table.
 
     Args:
@@ -50,6 +68,8 @@ def run_batch(
         batch_time: the value of `batch.time`; outputs whose window doesn't slide at this time are left out. The default
             is a time at which all outputs are due.
         outputs: the names of the outputs to run; default: all.
+        states: the state before the batch, by the name of its output: rows, or a table of an earlier call's
+            `states`. The default is a state without keys.
         session: the Spark session; default: the active one, or a new local one.
 
     Raises:
@@ -79,11 +99,15 @@ def run_batch(
         _blocks={},
     )
     spark = session or local_session()
-    return {
-        output.name: _result(output, batch, tables, pipeline.interval, spark).toArrow()
-        for output in chosen
-        if output.is_due(time)
-    }
+    results = Results()
+    for output in chosen:
+        if not output.is_due(time):
+            continue
+        state = None if output.state is None else TestedState(output, (states or {}).get(output.name, ()))
+        results[output.name] = _result(output, batch, tables, pipeline.interval, spark, state).toArrow()
+        if state is not None:
+            results.states[output.name] = state.table()
+    return results
 
 
 def plan_of(output: Output, columns: Mapping[str, Sequence[tuple[str, str]]], session: SparkSession) -> DataFrame:
@@ -95,7 +119,8 @@ def plan_of(output: Output, columns: Mapping[str, Sequence[tuple[str, str]]], se
     tables = {name: [arrow_schema(of_stream).empty_table()] for name, of_stream in columns.items()}
     time = _time_of_all(output.pipeline)
     batch = Batch(pipeline=output.pipeline.name, time=time, attempt=1, records=0, _blocks={})
-    result = _result(output, batch, tables, output.pipeline.interval, session)
+    state = None if output.state is None else TestedState(output, ())
+    result = _result(output, batch, tables, output.pipeline.interval, session, state)
     # Spark Connect analyses when the columns are asked for.
     _ = result.schema
     return result
@@ -177,7 +202,12 @@ def _as_table(records: Records, schema: pa.Schema, columns: Sequence[tuple[str, 
 
 
 def _result(
-    output: Output, batch: Batch, tables: Mapping[str, Sequence[pa.Table]], interval: timedelta, session: SparkSession
+    output: Output,
+    batch: Batch,
+    tables: Mapping[str, Sequence[pa.Table]],
+    interval: timedelta,
+    session: SparkSession,
+    state: TestedState | None,
 ) -> DataFrame:
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  the light parts load no Spark
     from pyspark.sql.types import StructType  # noqa: PLC0415
@@ -204,9 +234,15 @@ def _result(
         # In one piece: Spark 4.3 leaves out what comes after an empty chunk.
         return session.createDataFrame(table.cast(schema, safe=False).combine_chunks())
 
-    arguments = {parameter: frame(entry) for parameter, entry in zip(output.parameters, output.inputs, strict=True)}
+    arguments: dict[str, Any] = {
+        parameter: frame(entry) for parameter, entry in zip(output.parameters, output.inputs, strict=True)
+    }
+    frames = list(arguments.values())
     if output.wants_batch:
-        arguments["batch"] = batch  # type: ignore[assignment]
+        arguments[BATCH_PARAMETER] = batch
+    if state is not None:
+        arguments[STATE_PARAMETER] = state.before(session, frames, batch.time)
+        return state.after(output.function(**arguments), batch.time)
     return checked_result(output.function(**arguments), f"output {output.name!r} of pipeline {output.pipeline.name!r}")
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
+    from orchestration.declarations.state import State
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]
@@ -41,6 +42,7 @@ PER_HOST: PerHost = "per_host"
 # Output names that Forebay's own assets use (docs/how-to/dagster.md).
 RESERVED_OUTPUTS = frozenset({"batches", "batches_1m"})
 BATCH_PARAMETER = "batch"
+STATE_PARAMETER = "state"
 # Batch times are multiples of the interval from here.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _Arguments = ParamSpec("_Arguments")
@@ -282,21 +284,32 @@ class Output:
         inputs: Sequence[Stream | Window],
         sink: Sink,
         name: str,
+        state: State | None = None,
     ) -> None:
-        """Check that `function` takes one parameter per input, in their order, and `batch` on request."""
+        """Check that `function` takes one parameter per input, in their order, `state` if it has one, and `batch`."""
         self.pipeline = pipeline
         self.function = function
         self.inputs = tuple(inputs)
         self.sink = sink
         self.name = name
+        self.state = state
         self.description = inspect.getdoc(function)
         parameters = inspect.signature(function).parameters
         self.wants_batch = BATCH_PARAMETER in parameters
+        if state is not None and STATE_PARAMETER not in parameters:
+            message = (
+                f"output {name!r} of pipeline {pipeline.name!r} has a state, and its function takes {[*parameters]}: "
+                "add a parameter `state`"
+            )
+            raise DeclarationError(message)
+        if state is not None and hasattr(function, "bind"):
+            function.bind(state)
+        extra = {BATCH_PARAMETER, *(() if state is None else (STATE_PARAMETER,))}
         # Ignore a parameter that has a default: the user may set it as they like.
         expected = [
             parameter.name
             for parameter in parameters.values()
-            if parameter.name != BATCH_PARAMETER
+            if parameter.name not in extra
             and parameter.default is parameter.empty
             and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
@@ -468,9 +481,11 @@ class Pipeline:
         return tuple(found.values())
 
     def output(
-        self, *, inputs: Sequence[Stream | Window], sink: Sink, name: str | None = None
+        self, *, inputs: Sequence[Stream | Window], sink: Sink, name: str | None = None, state: State | None = None
     ) -> Callable[[Callable[..., Any]], Output]:
         """Make the decorated function an output: DataFrames of `inputs` in, a DataFrame for `sink` out.
+
+        With `state` one more DataFrame, `state`, goes in, and two come out: the result, and the changed state.
 
         Raises:
             DeclarationError: no input, a name that is taken or reserved, parameters that don't fit.
@@ -498,7 +513,8 @@ class Pipeline:
             if not isinstance(sink, Sink):
                 message = f"{where}: sink={sink!r} is no sink: give one, as ParquetSink('data/{output_name}')"
                 raise DeclarationError(message)
-            output = Output(self, function, inputs, sink, output_name)
+            self._check_state(where, state)
+            output = Output(self, function, inputs, sink, output_name, state)
             for window in output.windows:
                 self._check_window(where, window)
             self._check_slides(where, output)
@@ -511,6 +527,21 @@ class Pipeline:
             return output
 
         return declare
+
+    def _check_state(self, where: str, state: State | None) -> None:
+        from orchestration.declarations.state import State  # noqa: PLC0415  it has DeclarationError from here
+
+        if state is None:
+            return
+        if not isinstance(state, State):
+            message = f'{where}: state={state!r}: give one, as State(key="user STRING", value="n BIGINT")'
+            raise DeclarationError(message)
+        if self.settings.concurrent_batches != 1:
+            message = (
+                f"{where} has a state, and each of its batches needs that of the one before it: leave out "
+                f"concurrent_batches={self.settings.concurrent_batches}, or declare it in another pipeline"
+            )
+            raise DeclarationError(message)
 
     def _check_window(self, where: str, window: Window) -> None:
         for name, duration in (("length", window.length), ("slide", window.slide or self.interval)):
@@ -552,6 +583,8 @@ class Pipeline:
                         entry.declaration() if isinstance(entry, Window) else entry.name for entry in output.inputs
                     ],
                     "sink": output.sink.declaration(),
+                    # Only where it is declared, so that a pipeline that was declared before is not a changed one.
+                    **({} if output.state is None else {"state": output.state.declaration()}),
                 }
                 for output in self.outputs.values()
             },

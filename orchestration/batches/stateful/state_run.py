@@ -1,0 +1,241 @@
+"""Gives an output of one attempt the state of its keys, and writes the version of the state that the attempt makes.
+
+The version is written before the sink's result, and counts once the output's commit names it; until then it is of no
+consequence. Which version is read is the driver log's answer, and the commit is refused if that was not the newest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestration.batches.stateful.state_function import keys_of
+from orchestration.declarations.sink import SinkError, TargetUnavailableError, checked_result
+from orchestration.declarations.state import StateSchema
+from orchestration.spark.statement_retry import retry_statement
+from tracker_store.batches import state_versions
+from tracker_store.connection.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    import sqlalchemy as sa
+    from pyspark.sql import DataFrame, SparkSession
+    from tracker_store.batches.state_versions import StateToRead, StateVersion
+
+    from orchestration.declarations.pipeline import Output
+    from orchestration.declarations.settings import Settings
+    from orchestration.declarations.sink import OutputAttempt
+    from orchestration.declarations.state import State
+    from orchestration.state.writing import WrittenState
+
+log = structlog.get_logger(__name__)
+
+
+class StateWaitsError(TargetUnavailableError):
+    """The output's state can't be read yet: a batch before it has no result, or a replay runs. The batch is BLOCKED."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """Hold what a version is made of: the frames of the versions before it, or a whole state that Spark computes."""
+
+    chain: Sequence[Sequence[Any]]
+    whole: DataFrame | None = None
+
+
+class StateRun:
+    """The state of one output in one attempt; used by one thread."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        output: Output,
+        attempt: OutputAttempt,
+        settings: Settings,
+        expected: Mapping[str, Sequence[str]],
+    ) -> None:
+        """Ask which version to read. Raises StateWaitsError."""
+        assert output.state is not None
+        self._engine = engine
+        self._output = output
+        self._state: State = output.state
+        self._attempt = attempt
+        self._stores: dict[str, Any] = {
+            "roots": settings.block_store_roots,
+            "block_keys": ",".join(map(str, settings.block_key_references)),
+            "expected": expected,
+        }
+        self._base: _Base | None = None
+        with connect(engine) as connection:
+            self._to_read = state_versions.state_to_read(
+                connection, pipeline_id=attempt.pipeline_id, output=output.name, batch_time=attempt.batch_time
+            )
+        self._check_order(self._to_read)
+
+    def _check_order(self, found: StateToRead) -> None:
+        name, pipeline = self._attempt.name, self._attempt.pipeline
+        if found.replay is not None:
+            raise StateWaitsError(
+                f"{name} waits for replay {found.replay} of its state: `forebay status` says how far that is"
+            )
+        if found.unfinished is not None:
+            raise StateWaitsError(
+                f"{name} has a state, and waits for batch {found.unfinished.isoformat()} before this one"
+            )
+        if found.hole is None:
+            return
+        time = found.hole.isoformat()
+        if self._state.on_failure == "skip":
+            log.warning("the state goes on without a quarantined batch", output=self._output.name, batch_time=time)
+            return
+        raise StateWaitsError(
+            f"{name} has a state, and batch {time} before this one is quarantined without a result of it: fix the "
+            f"cause and run `forebay batches replay {pipeline} {time}`, or give it up with "
+            f"`forebay batches discard {pipeline} {time}`"
+        )
+
+    def adopts(self, attempt: int) -> bool:
+        """Return whether a commit of an attempt in the target can stand: its version is whole, and follows the head."""
+        with connect(self._engine) as connection:
+            found = self._version(connection, self._attempt.batch_time, attempt)
+        return found is not None and found.frames is not None and found.read == self._to_read.head
+
+    def _version(self, connection: sa.Connection, batch_time: datetime, attempt: int) -> StateVersion | None:
+        return state_versions.version(
+            connection,
+            pipeline_id=self._attempt.pipeline_id,
+            output=self._output.name,
+            batch_time=batch_time,
+            attempt=attempt,
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, session: SparkSession, inputs: Sequence[DataFrame]) -> DataFrame:
+        """Return the state of the keys that occur in the inputs, and of those that expire."""
+        from orchestration.state.reading import read_state  # noqa: PLC0415  loads pyspark
+        from orchestration.state.whole_state import of_keys  # noqa: PLC0415  the same
+
+        self._base = base = self._find_base(session)
+        keys = keys_of(self._output, inputs)
+        if base.whole is not None:
+            return of_keys(base.whole, self._state.schema, keys, self._attempt.batch_time)
+        return read_state(
+            session,
+            self._state.schema,
+            base.chain,
+            keys,
+            batch_time=self._attempt.batch_time,
+            buckets=self._to_read.buckets or self._state.buckets,
+            **self._stores,
+        )
+
+    def _find_base(self, session: SparkSession) -> _Base:
+        """Return what the version is made of. Raises SinkError."""
+        from orchestration.state.reading import read_state  # noqa: PLC0415  loads pyspark
+
+        state, head = self._state, self._to_read.head
+        if head is None:
+            return _Base((), None if state.initial is None else checked_result(state.initial(session), "state initial"))
+        with connect(self._engine) as connection:
+            before = self._version(connection, head.batch_time, head.attempt)
+            chain = state_versions.chain(
+                connection, pipeline_id=self._attempt.pipeline_id, output=self._output.name, version=head
+            )
+        assert before is not None
+        frames = _frames(chain)
+        schema = StateSchema.of_row(before.schema)
+        if before.schema_version == state.version:
+            if schema != state.schema:
+                raise SinkError(
+                    f"{self._attempt.name}: its state was written with {schema.to_row()}, which is not what is "
+                    "declared: raise `version`, and give `migrate`"
+                )
+            return _Base(frames)
+        if state.migrate is None:
+            raise SinkError(
+                f"{self._attempt.name}: its state has version {before.schema_version}, and version {state.version} is "
+                "declared: give `migrate=`, a function from the state as it was to that"
+            )
+        whole = read_state(
+            session,
+            schema,
+            frames,
+            None,
+            batch_time=self._attempt.batch_time,
+            buckets=before.buckets,
+            **self._stores,
+        )
+        return _Base((), checked_result(state.migrate(whole), "state migrate"))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def write(self, session: SparkSession, changes: DataFrame) -> None:
+        """Write the attempt's version, and note it in the driver log. Raises SinkError, AttemptSupersededError."""
+        from orchestration.state.whole_state import changed  # noqa: PLC0415  loads pyspark
+        from orchestration.state.writing import write_state  # noqa: PLC0415  the same
+
+        assert self._base is not None
+        attempt, state, base = self._attempt, self._state, self._base
+        folder = f"state/{attempt.pipeline_id}/{self._output.name}/{attempt.batch_id}-{attempt.attempt}"
+        buckets = state.buckets if self._to_read.buckets is None or base.whole is not None else self._to_read.buckets
+
+        def begin(connection: sa.Connection) -> None:
+            state_versions.begin_version(
+                connection,
+                pipeline_id=attempt.pipeline_id,
+                output=self._output.name,
+                batch_time=attempt.batch_time,
+                attempt=attempt.attempt,
+                read=self._to_read.head,
+                schema_version=state.version,
+                schema=state.schema.to_row(),
+                buckets=buckets,
+                folder=folder,
+            )
+
+        retry_statement(self._engine, begin, f"version of the state of {attempt.name}")
+        whole = changes if base.whole is None else changed(base.whole, changes, state.schema)
+        written = write_state(
+            session,
+            state.schema,
+            whole,
+            base.chain,
+            ordinal=self._to_read.ordinal,
+            buckets=buckets,
+            folder=folder,
+            batch_time=attempt.batch_time,
+            ttl=state.ttl,
+            **self._stores,
+        )
+        retry_statement(self._engine, lambda connection: self._note(connection, written), f"state of {attempt.name}")
+
+    def _note(self, connection: sa.Connection, written: WrittenState) -> None:
+        state_versions.note_version(
+            connection,
+            pipeline_id=self._attempt.pipeline_id,
+            output=self._output.name,
+            batch_time=self._attempt.batch_time,
+            attempt=self._attempt.attempt,
+            frames=[frame.to_row() for frame in written.frames],
+            keys=written.keys,
+            changed=written.changed,
+            deleted=written.deleted,
+            bytes=written.bytes,
+            next_expiry=written.next_expiry,
+        )
+
+    def close(self) -> None:
+        """Let go of what the output's function has cached."""
+        if (release := getattr(self._output.function, "release", None)) is not None:
+            release()
+
+
+def _frames(chain: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    from orchestration.state.state_frame import StateFrame  # noqa: PLC0415  only outputs with a state need it
+
+    return [[StateFrame.of_row(row) for row in version] for version in chain]

@@ -1,0 +1,46 @@
+"""Treats a whole state that Spark computes, such as an initial or a migrated one, as one that batches have left.
+
+Only the first version that is made of it needs this: that one writes all of it.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812  as Spark's documentation names it
+
+from orchestration.declarations.state import EXPIRES_AT, IS_EXPIRED
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import Column, DataFrame
+
+    from orchestration.declarations.state import StateSchema
+
+
+def of_keys(whole: DataFrame, schema: StateSchema, keys: DataFrame, batch_time: datetime) -> DataFrame:
+    """Return the rows of the keys, and of those that expire, with `is_expired`."""
+    never = F.expr("false")
+    expired = F.coalesce(F.col(EXPIRES_AT) <= F.lit(batch_time), never) if schema.has_expires_at else never
+    rows = whole.select(*schema.names).withColumn(IS_EXPIRED, expired)
+    wanted = keys.select(*schema.key_names).distinct().withColumn("_occurs", F.expr("true"))
+    joined = rows.alias("state").join(wanted.alias("keys"), _equal(schema, "state", "keys"), "left")
+    return joined.where(F.col("_occurs") | F.col(IS_EXPIRED)).select(*(f"state.`{name}`" for name in rows.columns))
+
+
+def changed(whole: DataFrame, changes: DataFrame, schema: StateSchema) -> DataFrame:
+    """Return the whole state with the changes: their rows in place of those of the same keys."""
+    rest = (
+        whole.select(*schema.names)
+        .alias("state")
+        .join(changes.alias("changes"), _equal(schema, "state", "changes"), "left_anti")
+    )
+    return rest.unionByName(changes.select(*schema.names))
+
+
+def _equal(schema: StateSchema, left: str, right: str) -> Column:
+    # A null is a key as any other.
+    return reduce(and_, (F.col(f"{left}.`{name}`").eqNullSafe(F.col(f"{right}.`{name}`")) for name in schema.key_names))
