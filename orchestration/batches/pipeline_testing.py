@@ -7,6 +7,8 @@ Never writes anything.
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -253,4 +255,8 @@ def local_session() -> SparkSession:
     from orchestration.declarations.settings import Settings  # noqa: PLC0415
     from orchestration.spark.session.session import spark_session  # noqa: PLC0415
 
-    return SparkSession.getActiveSession() or spark_session(Settings(), application="forebay.testing")
+    if (active := SparkSession.getActiveSession()) is not None:
+        return active
+    # Workers import a pipeline's functions from where this process does, such as a project's folder.
+    os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109  as text
+    return spark_session(Settings(), application="forebay.testing")

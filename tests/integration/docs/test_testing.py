@@ -1,4 +1,4 @@
-"""Check docs/how-to/testing.md and parse-records.md: their pipelines' tests pass, as a reader would run them."""
+"""Check docs/how-to/testing.md, parse-records.md and state.md: their pipelines' tests pass, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to"
-PAGES = ("testing.md", "parse-records.md")
+PAGES = ("testing.md", "parse-records.md", "state.md")
 _FILES = re.compile(r"^```python file=(\w+)\.py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _STATEMENTS = re.compile(r"^```sql runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -37,9 +37,17 @@ def functions_of(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    made = spark_session(Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2]"), application="tests")
-    yield
-    made.stop()
+    # Spark's workers import the functions of the pages from here, as they do from a project's folder.
+    modules = tmp_path_factory.mktemp("modules")
+    for page in PAGES:
+        for module, code in _FILES.findall((HOW_TO / page).read_text(encoding="utf-8")):
+            (modules / f"{module}.py").write_text(code, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(modules))
+        settings = Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2]")
+        made = spark_session(settings, application="tests")
+        yield
+        made.stop()
 
 
 @pytest.fixture
