@@ -72,7 +72,8 @@ def _unreported(_: OutputResult) -> None:
 class _Attempt:
     """Hold a claimed attempt: the outputs that it commits (`outputs`), and all that are due (`due`).
 
-    `replaces`: a replay that replaces what earlier attempts have committed.
+    `replaces`: a replay that replaces what earlier attempts have committed. `forward`: the replay forward of a state
+    that it is part of.
     """
 
     pipeline_id: int
@@ -83,6 +84,7 @@ class _Attempt:
     due: Sequence[Output]
     is_replay: bool = False
     replaces: bool = False
+    forward: int | None = None
 
 
 def run_batch(
@@ -126,6 +128,7 @@ def replay_batch(
     batch_time: datetime,
     outputs: Sequence[str] = (),
     failed_outputs_only: bool = False,
+    forward: int | None = None,
     run_id: str,
     settings: Settings,
     session: Callable[[], SparkSession],
@@ -134,8 +137,9 @@ def replay_batch(
     """Run a finished batch again, with the blocks that it was given then, and replace `outputs` (all unless named).
 
     With `failed_outputs_only`, replaces nothing: runs only those that have no result. Leaves out an output that is not
-    due in this batch. A failure leaves the batch, and the outputs that were not replaced yet, as they were. Raises as
-    `run_batch`, and BlocksNotRetainedError before it writes anything.
+    due in this batch. A failure leaves the batch, and the outputs that were not replaced yet, as they were. `forward`
+    is the replay forward of the only one of `outputs`, which has a state. Raises as `run_batch`, and
+    BlocksNotRetainedError and StatefulReplayError before it writes anything.
     """
     due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
     chosen = [output for output in due if not outputs or output.name in outputs]
@@ -143,7 +147,8 @@ def replay_batch(
     def claim(connection: sa.Connection, pipeline_id: int, process_id: int) -> _Attempt:
         kept = commits_of_batch(connection, pipeline_id, batch_time) if failed_outputs_only else []
         has_result = {commit.output for commit in kept}
-        windows = [window.length for output in chosen if output.name not in has_result for window in output.windows]
+        computed = [output for output in chosen if output.name not in has_result]
+        windows = [window.length for output in computed for window in output.windows]
         number = batches.claim_replay(
             connection,
             pipeline_id=pipeline_id,
@@ -151,9 +156,20 @@ def replay_batch(
             run_id=run_id,
             process_id=process_id,
             reach=max(windows, default=timedelta(0)),
+            stateful=[output.name for output in computed if output.state is not None],
+            forward=forward,
         )
-        replaces = not failed_outputs_only
-        return _Attempt(pipeline_id, batch_time, number, run_id, chosen, due, is_replay=True, replaces=replaces)
+        return _Attempt(
+            pipeline_id,
+            batch_time,
+            number,
+            run_id,
+            chosen,
+            due,
+            is_replay=True,
+            replaces=not failed_outputs_only,
+            forward=forward,
+        )
 
     return _carry_out(pipeline, batch_time, claim, settings=settings, session=session, on_committed=on_committed)
 
@@ -303,7 +319,11 @@ def _run_outputs(
                 pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs, began_at
             )
             computed: list[DataFrame] = []
-            state = None if output.state is None else StateRun(engine, output, of_attempt, settings, inputs.expected)
+            state = (
+                None
+                if output.state is None
+                else StateRun(engine, output, of_attempt, settings, inputs.expected, attempt.forward)
+            )
 
             def compute() -> DataFrame:
                 computed.append(output_result(output, batch, inputs, settings=settings, session=session, state=state))

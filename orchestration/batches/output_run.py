@@ -47,7 +47,7 @@ def run_output(
         AttemptSupersededError: the batch has a newer attempt; the driver log changed nothing.
     """
     found = output.sink.committed(attempt)
-    version = None if state is None else attempt.attempt
+    version = None if state is None else state.version_attempt
     if (
         found is not None
         and (found.attempt == attempt.attempt or not replaces)

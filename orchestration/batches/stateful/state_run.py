@@ -57,8 +57,9 @@ class StateRun:
         attempt: OutputAttempt,
         settings: Settings,
         expected: Mapping[str, Sequence[str]],
+        forward: int | None = None,
     ) -> None:
-        """Ask which version to read. Raises StateWaitsError."""
+        """Ask which version to read; `forward`: as the batch of this replay forward. Raises StateWaitsError."""
         assert output.state is not None
         self._engine = engine
         self._output = output
@@ -70,9 +71,14 @@ class StateRun:
             "expected": expected,
         }
         self._base: _Base | None = None
+        self._forward = forward
         with connect(engine) as connection:
             self._to_read = state_versions.state_to_read(
-                connection, pipeline_id=attempt.pipeline_id, output=output.name, batch_time=attempt.batch_time
+                connection,
+                pipeline_id=attempt.pipeline_id,
+                output=output.name,
+                batch_time=attempt.batch_time,
+                forward=forward,
             )
         self._check_order(self._to_read)
 
@@ -97,6 +103,11 @@ class StateRun:
             f"cause and run `forebay batches replay {pipeline} {time}`, or give it up with "
             f"`forebay batches discard {pipeline} {time}`"
         )
+
+    @property
+    def version_attempt(self) -> int:
+        """Return the attempt that wrote the version of the result: this one, or the one that is restored."""
+        return self._attempt.attempt if self._to_read.restores is None else self._to_read.restores
 
     def adopts(self, attempt: int) -> bool:
         """Return whether a commit of an attempt in the target can stand: its version is whole, and follows the head."""
@@ -175,11 +186,16 @@ class StateRun:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, session: SparkSession, changes: DataFrame) -> None:
-        """Write the attempt's version, and note it in the driver log. Raises SinkError, AttemptSupersededError."""
+        """Write the attempt's version, and note it in the driver log, unless an earlier one is restored.
+
+        Raises SinkError, AttemptSupersededError and StateMovedError.
+        """
         from orchestration.state.whole_state import changed  # noqa: PLC0415  loads pyspark
         from orchestration.state.writing import write_state  # noqa: PLC0415  the same
 
         assert self._base is not None
+        if self._to_read.restores is not None:
+            return
         attempt, state, base = self._attempt, self._state, self._base
         folder = f"state/{attempt.pipeline_id}/{self._output.name}/{attempt.batch_id}-{attempt.attempt}"
         buckets = state.buckets if self._to_read.buckets is None or base.whole is not None else self._to_read.buckets
@@ -196,6 +212,7 @@ class StateRun:
                 schema=state.schema.to_row(),
                 buckets=buckets,
                 folder=folder,
+                replay=self._forward,
             )
 
         retry_statement(self._engine, begin, f"version of the state of {attempt.name}")

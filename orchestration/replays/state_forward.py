@@ -1,0 +1,78 @@
+"""Runs a batch of an output with a state again, and then every later one, each from the state that the one before left.
+
+The driver log keeps how far it is, so that a replay which was stopped or killed is resumed, or undone: then each batch
+gets the result and the state again that it had. New batches of the output wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import time as monotonic
+from typing import TYPE_CHECKING
+
+import structlog
+from tracker_store.batches.state_replays import end_undoing, next_batch, state_replay, stop_state_replay
+
+from orchestration.batches.batch_run import replay_batch
+from orchestration.replays.replay import ReplayedBatch
+from tracker_store.connection.engine import connect, create_engine
+from tracker_store.schema.states import StateReplayState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from orchestration.declarations.pipeline import Pipeline
+    from orchestration.declarations.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+def replay_forward(
+    pipeline: Pipeline,
+    replay_id: int,
+    *,
+    run_id: str,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+) -> Iterator[ReplayedBatch]:
+    """Run, or restore, the batches that are left of a replay forward; a failure stops it, and is the last one returned.
+
+    A caller that closes the iterator stops the replay too. Raises DriverLogError.
+    """
+    engine = create_engine(settings.require_database_url(), application_name=f"forebay replay {replay_id}")
+    is_done = False
+    try:
+        with connect(engine) as connection:
+            output = state_replay(connection, replay_id).output
+        while True:
+            with connect(engine) as connection:
+                batch_time = next_batch(connection, replay_id)
+                if batch_time is None:
+                    if state_replay(connection, replay_id).state is StateReplayState.UNDOING:
+                        end_undoing(connection, replay_id)
+                    is_done = True
+                    return
+            started = monotonic.monotonic()
+            try:
+                results = replay_batch(
+                    pipeline,
+                    batch_time=batch_time,
+                    outputs=[output],
+                    forward=replay_id,
+                    run_id=run_id,
+                    settings=settings,
+                    session=session,
+                )
+            except Exception as failure:
+                log.exception("replay failed", pipeline=pipeline.name, batch_time=batch_time.isoformat())
+                error = f"{type(failure).__name__}: {failure}"
+                yield ReplayedBatch(batch_time, (), monotonic.monotonic() - started, error)
+                return
+            yield ReplayedBatch(batch_time, results, monotonic.monotonic() - started)
+    finally:
+        if not is_done:
+            with connect(engine) as connection:
+                if state_replay(connection, replay_id).state is StateReplayState.RUNNING:
+                    stop_state_replay(connection, replay_id)
+        engine.dispose()
