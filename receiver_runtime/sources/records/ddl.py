@@ -64,9 +64,32 @@ class Columns(NamedTuple):
     required: tuple[str, ...]
 
 
+class _Type(NamedTuple):
+    """Hold a type in Arrow's text, and in Spark's."""
+
+    arrow: str
+    spark: str
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark's DDL and expressions have it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def parse_ddl(text: str) -> Columns:
     """Return the columns of Spark's DDL. Raises DdlError."""
     return _Ddl(text).columns()
+
+
+def parse_spark_types(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the columns of Spark's DDL as (name, type in Spark's DDL), each type in its one spelling.
+
+    Raises DdlError, also for a NOT NULL column: these types say nothing of it.
+    """
+    ddl = _Ddl(text)
+    if required := ddl.columns().required:
+        raise DdlError(f"{text!r}: {required[0]!r} can't be NOT NULL here: leave it out")
+    return tuple(ddl.spark_types)
 
 
 def type_name(text: str) -> str:
@@ -88,6 +111,8 @@ class _Ddl:
         self._text = text
         self._at = self._depth = 0
         self._kind, self._value = self._next()
+        #: The columns that were read, as (name, type in Spark's spelling).
+        self.spark_types: list[tuple[str, str]] = []
 
     def columns(self) -> Columns:
         columns: list[tuple[str, str]] = []
@@ -95,7 +120,9 @@ class _Ddl:
         while True:
             name = self._name("a column's name")
             self._takes(":")
-            columns.append((name, self._type()))
+            kind = self._type()
+            columns.append((name, kind.arrow))
+            self.spark_types.append((name, kind.spark))
             if self._takes_word("NOT"):
                 self._expect_word("NULL")
                 required.append(name)
@@ -105,7 +132,7 @@ class _Ddl:
                 return Columns(tuple(columns), tuple(required))
             self._expect(",")
 
-    def _type(self) -> str:
+    def _type(self) -> _Type:
         if self._kind != "word":
             raise self._error("a type")
         word = self._value.upper()
@@ -113,7 +140,7 @@ class _Ddl:
             raise self._error(f"a type, as {', '.join(sorted({'STRING', 'BIGINT', 'DOUBLE', 'TIMESTAMP'}))}")
         self._advance()
         if word in _TYPES:
-            return _TYPES[word]
+            return _Type(_TYPES[word], _NAMES[_TYPES[word]])
         if word in _DECIMALS:
             return self._decimal()
         self._expect("<")
@@ -125,7 +152,7 @@ class _Ddl:
         self._depth -= 1
         return found
 
-    def _decimal(self) -> str:
+    def _decimal(self) -> _Type:
         precision, scale = _DEFAULT_DIGITS, 0
         if self._takes("("):
             precision = self._number()
@@ -136,18 +163,20 @@ class _Ddl:
             raise DdlError(
                 f"{self._text!r}: there is no DECIMAL({precision}, {scale}): at most 38 digits, scale included"
             )
-        return f"decimal128({precision}, {scale})"
+        return _Type(f"decimal128({precision}, {scale})", f"DECIMAL({precision}, {scale})")
 
-    def _array(self) -> str:
-        return f"list<item: {self._type()}>"
+    def _array(self) -> _Type:
+        item = self._type()
+        return _Type(f"list<item: {item.arrow}>", f"ARRAY<{item.spark}>")
 
-    def _map(self) -> str:
+    def _map(self) -> _Type:
         key = self._type()
         self._expect(",")
-        return f"map<{key}, {self._type()}>"
+        item = self._type()
+        return _Type(f"map<{key.arrow}, {item.arrow}>", f"MAP<{key.spark}, {item.spark}>")
 
-    def _struct(self) -> str:
-        fields: dict[str, str] = {}
+    def _struct(self) -> _Type:
+        fields: dict[str, _Type] = {}
         while True:
             name = self._name("a field's name")
             if not _NO_FIELD.isdisjoint(name) or name != name.strip():
@@ -155,11 +184,13 @@ class _Ddl:
             if name.lower() in fields:
                 raise DdlError(f"{self._text!r}: two fields have one name in Spark, {name!r}: rename one")
             self._takes(":")
-            fields[name.lower()] = f"{name}: {self._type()}"
+            kind = self._type()
+            fields[name.lower()] = _Type(f"{name}: {kind.arrow}", f"{quoted(name)}: {kind.spark}")
             if self._takes_word("COMMENT"):
                 self._comment()
             if not self._takes(","):
-                return f"struct<{', '.join(fields.values())}>"
+                arrow, spark = (", ".join(texts) for texts in zip(*fields.values(), strict=True))
+                return _Type(f"struct<{arrow}>", f"STRUCT<{spark}>")
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 
