@@ -135,6 +135,11 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path, dir_fd=dir_fd)
 
+    def delete_directory(self, path: PurePath, *, dir_fd: int) -> None:
+        """Delete an empty directory; a missing one is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path, dir_fd=dir_fd)
+
     def make_directory(self, path: PurePath, *, dir_fd: int | None = None) -> None:
         """Make one directory; an existing one is no error."""
         with contextlib.suppress(FileExistsError):

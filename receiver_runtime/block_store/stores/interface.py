@@ -114,6 +114,13 @@ class BlockStore(Protocol):
         """Delete a segment; one that is gone already is a success. Only the clean-up calls this."""
         ...
 
+    def delete_directory(self, path: str) -> None:
+        """Delete an empty directory, where the store has directories; one that is gone is a success. As above.
+
+        Raises OSError if something is in it.
+        """
+        ...
+
 
 class Replica(BlockStore, Protocol):
     """Store segments in one place, which can be compared with other replicas and repaired from them."""

@@ -184,6 +184,12 @@ class LocalBlockStore:
         with self._directory.opened() as root:
             root.delete(relative)
 
+    def delete_directory(self, path: str) -> None:
+        """Delete an empty directory; see ``BlockStore``. Raises as ``delete_segment``."""
+        relative = checked_path(path)
+        with self._directory.opened() as root:
+            root.delete_directory(relative)
+
     def segment_paths(self, under: str = "") -> Iterator[str]:
         """Yield the path of every file in the store, or in one directory of it, from the root, in no order.
 

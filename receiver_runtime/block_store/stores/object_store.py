@@ -206,6 +206,9 @@ class ObjectBlockStore:
         self.check()
         self._objects.delete(path)
 
+    def delete_directory(self, path: str) -> None:
+        """Do nothing: a prefix without objects is gone. See ``BlockStore``."""
+
     def set_aside(self, path: str) -> str:
         """Move a segment's objects below `_aside/`; return their new prefix. If interrupted, call it again."""
         path = checked_path(path).as_posix()

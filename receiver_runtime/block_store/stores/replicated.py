@@ -251,10 +251,17 @@ class ReplicatedBlockStore:
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment in every replica. Raises StoreUnavailableError if one failed, after all have been asked."""
+        self._delete(path, lambda store: store.delete_segment(path))
+
+    def delete_directory(self, path: str) -> None:
+        """Delete an empty directory in every replica that has directories. Raises as ``delete_segment``."""
+        self._delete(path, lambda store: store.delete_directory(path))
+
+    def _delete(self, path: str, delete: Callable[[Replica], None]) -> None:
         said: list[str] = []
         for site in self._sites:
             try:
-                site.reads.call(partial(site.store.delete_segment, path), self._timeout)
+                site.reads.call(partial(delete, site.store), self._timeout)
             except _FAILURES as error:
                 said.append(f"{site.name}: {error}")
         if said:

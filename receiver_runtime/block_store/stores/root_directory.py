@@ -145,6 +145,11 @@ class RootDirectory:
         if self.exists(path.parent):
             self.sync(path.parent)
 
+    def delete_directory(self, path: PurePosixPath) -> None:
+        """Delete an empty directory; a missing one is no error. A crash may bring it back."""
+        self._files.delete_directory(path, dir_fd=self.fd)
+        self._durable.forget((*self._inode, path))
+
     def paths(self, under: PurePosixPath | None = None) -> Iterator[PurePosixPath]:
         """Yield every file, or every one below a directory that may be missing; in no order."""
         if under is not None and not self.exists(under):

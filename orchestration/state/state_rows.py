@@ -1,0 +1,290 @@
+"""Merge the rows of a bucket's frames, find those of some keys, and make the next frame of them: all in Arrow, in bulk.
+
+A frame's rows have the columns of ``frame_schema``, each key at most once, and are in the order of ``HASH``, so that
+some keys' rows are found by a binary search. A later frame's row of a key replaces the earlier ones. Keys are compared
+by their values: two of one hash stay two. Pure: reads and writes nothing, and loads no Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orchestration.state.state_frame import microseconds
+from orchestration.state.state_schema import EXPIRES_AT, IS_EXPIRED, StateError, StateSchema
+from receiver_runtime.block_store.frames.columns import arrow_schema
+from tracker_store.long_texts import shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Spark's xxhash64 of the key's columns.
+HASH = "_hash"
+#: The time at which the key expires, by its ttl or its own time, whichever comes first.
+EXPIRES = "_expires_at"
+#: Whether the key is deleted; its value is then null.
+DELETED = "_deleted"
+
+_TIME = pa.timestamp("us", "UTC")
+# What Python's times can hold. Nothing lives so long that a later time matters.
+_FIRST, _LAST = microseconds(datetime.min.replace(tzinfo=UTC)), microseconds(datetime.max.replace(tzinfo=UTC))
+_LONGEST_KEY = 200  # characters of a key in a message
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class NextFrame:
+    """Hold what a version writes of a bucket.
+
+    Attributes:
+        rows: of the frame; None: there is nothing to write.
+        is_full: whether they are all of the bucket.
+        changed: keys that got a value.
+        deleted: keys that were deleted, the expired ones among them.
+        live: keys that the bucket has now; None: not known.
+        next_expiry: the first time at which one of the rows expires, in microseconds since 1970.
+    """
+
+    rows: pa.Table | None
+    is_full: bool
+    changed: int
+    deleted: int
+    live: int | None
+    next_expiry: int | None
+
+
+def frame_schema(schema: StateSchema) -> pa.Schema:
+    """Return the columns of a frame."""
+    columns = list(arrow_schema(schema.arrow_columns()))
+    return pa.schema([pa.field(HASH, pa.int64()), *columns, pa.field(EXPIRES, _TIME), pa.field(DELETED, pa.bool_())])
+
+
+def all_rows(schema: StateSchema, frames: Sequence[pa.Table], batch_time: datetime) -> list[pa.Table]:
+    """Return every live row of a bucket as ``rows_of_keys`` does."""
+    newest = newest_rows([frame.select(schema.key_names) for frame in frames])
+    return _given(schema, _taken(frames, newest), batch_time)
+
+
+def rows_of_keys(
+    schema: StateSchema,
+    frames: Sequence[pa.Table],
+    keys: pa.Table | None,
+    batch_time: datetime,
+    *,
+    with_expired: bool,
+) -> list[pa.Table]:
+    """Return the live rows of some keys, and those of all expired keys, in the state's columns and ``IS_EXPIRED``.
+
+    Costs a binary search for each key and frame, and a look at each time of expiry only if ``with_expired``.
+
+    Args:
+        schema: the state's columns.
+        frames: of one bucket, oldest first.
+        keys: with ``HASH`` and the key's columns; a key may be there several times. None: no keys.
+        batch_time: a key expires when its time is not after it.
+        with_expired: whether expired keys are looked for.
+    """
+    names = schema.key_names
+    wanted = [] if keys is None else [_hashes(keys)]
+    if with_expired:
+        wanted += [_hashes(frame)[_are_expired(frame, batch_time)] for frame in frames]
+    hashes = np.unique(np.concatenate(wanted)) if wanted else np.empty(0, np.int64)
+    if not hashes.size:
+        return []
+    found = [frame.take(pa.array(_positions(_hashes(frame), hashes))) for frame in frames]
+    # Keys of the same hash that nobody asked for are among them.
+    asked = [] if keys is None else [keys.select(names)]
+    grouped = _grouped([*(table.select(names) for table in found), *asked], found_in=len(found))
+    newest = np.sort(_numbers(grouped["row_max"].drop_null()))
+    is_asked = np.zeros(sum(table.num_rows for table in found), np.bool_)
+    is_asked[_numbers(grouped.filter(grouped["asked_max"])["row_max"].drop_null())] = True
+    chosen = []
+    for table, (first, rows) in zip(found, _split(found, newest), strict=True):
+        is_wanted = is_asked[rows + first]
+        if with_expired:
+            is_wanted |= _are_expired(table, batch_time)[rows]
+        chosen.append(table.take(pa.array(rows[is_wanted])))
+    return _given(schema, chosen, batch_time)
+
+
+def next_frame(
+    schema: StateSchema,
+    frames: Sequence[pa.Table],
+    changes: pa.Table,
+    *,
+    batch_time: datetime,
+    ttl: timedelta | None,
+    is_full: bool,
+) -> NextFrame:
+    """Return what a version writes of a bucket.
+
+    Args:
+        schema: the state's columns.
+        frames: the bucket's, oldest first; they are not looked at unless ``is_full``.
+        changes: ``HASH`` and the state's columns; a row without a value deletes its key.
+        batch_time: of the version; expired keys without a change are deleted if ``is_full``.
+        ttl: how long after their last change keys expire.
+        is_full: whether all rows are written.
+
+    Raises StateError if a key occurs twice.
+    """
+    _check_keys(schema, changes)
+    delta = _as_frame(schema, changes, batch_time, ttl)
+    deletions = int(pc.sum(delta[DELETED]).as_py() or 0)
+    changed = delta.num_rows - deletions
+    if not is_full:
+        rows = _sorted(delta) if delta.num_rows else None
+        return NextFrame(rows, is_full, changed, deletions, None, _first_expiry(delta))
+    newest = _taken([*frames, delta], newest_rows([table.select(schema.key_names) for table in [*frames, delta]]))
+    live, expired = [], 0
+    for number, table in enumerate(newest):
+        kept = table.filter(pc.invert(table[DELETED]))
+        if number < len(frames):
+            is_expired = _are_expired(kept, batch_time)
+            expired += int(is_expired.sum())
+            kept = kept.filter(pa.array(~is_expired)) if is_expired.any() else kept
+        live.append(kept)
+    rows = _sorted(pa.concat_tables(live))
+    count = rows.num_rows
+    if not count and frames:
+        # A frame has a row: a deleted one says that there is no other.
+        rows = _deleted_row(schema, next(table for table in [*frames, delta] if table.num_rows))
+    written = rows if rows.num_rows else None
+    return NextFrame(written, is_full, changed, deletions + expired, count, _first_expiry(rows))
+
+
+def newest_rows(frames: Sequence[pa.Table]) -> list[Rows]:
+    """Return of each frame, oldest first, the rows of keys that no later frame has. The tables have only the key."""
+    if len(frames) == 1:
+        return [np.arange(frames[0].num_rows, dtype=np.int64)]
+    if not frames:
+        return []
+    grouped = _grouped(frames, found_in=len(frames))
+    return [rows for _, rows in _split(frames, np.sort(_numbers(grouped["row_max"])))]
+
+
+def _grouped(keys: Sequence[pa.Table], *, found_in: int) -> pa.Table:
+    """Return each key once: `row_max`, its last row in the first tables, `asked_max`, whether a later one has it."""
+    tables, first = [], 0
+    for number, table in enumerate(keys):
+        named = table.rename_columns([f"k{column}" for column in range(table.num_columns)])
+        is_found = number < found_in
+        rows = pa.array(np.arange(first, first + table.num_rows)) if is_found else pa.nulls(table.num_rows, pa.int64())
+        asked = pa.repeat(pa.scalar(not is_found), table.num_rows)
+        tables.append(named.append_column("row", rows).append_column("asked", asked))
+        first += table.num_rows if is_found else 0
+    columns = [name for name in tables[0].column_names if name not in ("row", "asked")]
+    return pa.concat_tables(tables).group_by(columns, use_threads=False).aggregate([("row", "max"), ("asked", "max")])
+
+
+def _split(tables: Sequence[pa.Table], rows: Rows) -> Iterable[tuple[int, Rows]]:
+    """Yield of each table its number of rows before it, and which of the rows, of all together, are in it."""
+    first = 0
+    for table in tables:
+        begin, end = np.searchsorted(rows, [first, first + table.num_rows])
+        yield first, rows[begin:end] - first
+        first += table.num_rows
+
+
+def _taken(tables: Sequence[pa.Table], rows: Sequence[Rows]) -> list[pa.Table]:
+    return [
+        table if len(chosen) == table.num_rows else table.take(pa.array(chosen))
+        for table, chosen in zip(tables, rows, strict=True)
+    ]
+
+
+def _given(schema: StateSchema, tables: Iterable[pa.Table], batch_time: datetime) -> list[pa.Table]:
+    """Return the rows that are not deleted as a state is given."""
+    names = [name for name, _ in schema.columns]
+    found = []
+    for table in tables:
+        live = table.filter(pc.invert(table[DELETED]))
+        if live.num_rows:
+            found.append(live.select(names).append_column(IS_EXPIRED, pa.array(_are_expired(live, batch_time))))
+    return found
+
+
+def _positions(hashes: Rows, wanted: Rows) -> Rows:
+    """Return the positions at which sorted hashes have one of the wanted ones, each of which is wanted once."""
+    if wanted.size > hashes.size:
+        # The shorter one is searched for in the longer one.
+        at = np.searchsorted(wanted, hashes)
+        return np.flatnonzero(wanted[np.minimum(at, wanted.size - 1)] == hashes)
+    begin, end = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
+    counts = end - begin
+    before = np.cumsum(counts) - counts
+    return np.repeat(begin - before, counts) + np.arange(counts.sum())
+
+
+def _check_keys(schema: StateSchema, changes: pa.Table) -> None:
+    """Raise StateError if a key occurs twice."""
+    names = [f"k{number}" for number in range(len(schema.key))]
+    counted = changes.select(schema.key_names).rename_columns(names).group_by(names, use_threads=False)
+    counts = counted.aggregate([([], "count_all")])
+    if counts.num_rows == changes.num_rows:
+        return
+    row = counts.filter(pc.greater(counts["count_all"], 1)).slice(0, 1)
+    raise StateError(
+        f"the changes have {row['count_all'][0].as_py()} rows of the key ({shown_key(schema, row)}): a key has one "
+        "value, so group by the key, or drop all rows but one"
+    )
+
+
+def shown_key(schema: StateSchema, row: pa.Table) -> str:
+    """Return the key of a row for a message; its columns are the first ones."""
+    values = (column[0] for column in row.columns)
+    return shortened(
+        ", ".join(f"{name}={value!s}" for name, value in zip(schema.key_names, values, strict=False)), _LONGEST_KEY
+    )
+
+
+def _as_frame(schema: StateSchema, changes: pa.Table, batch_time: datetime, ttl: timedelta | None) -> pa.Table:
+    """Return changes as a frame's rows, in their own order."""
+    is_deleted = pa.chunked_array([pa.repeat(pa.scalar(True), changes.num_rows)])  # noqa: FBT003  a value
+    for name, _ in schema.value:
+        is_deleted = pc.and_(is_deleted, pc.is_null(changes[name]))
+    none = pa.scalar(None, pa.int64())
+    # As numbers: Arrow finds the least of those, and not of times with a zone.
+    expires = changes[EXPIRES_AT].cast(pa.int64()) if schema.has_expires_at else none
+    if ttl is not None:
+        expires = pc.min_element_wise(expires, microseconds(batch_time) + ttl // timedelta(microseconds=1))
+    expires = pc.if_else(is_deleted, none, expires).cast(_TIME)
+    return changes.append_column(EXPIRES, expires).append_column(DELETED, is_deleted)
+
+
+def _deleted_row(schema: StateSchema, table: pa.Table) -> pa.Table:
+    """Return the first row of a frame as one of a deleted key."""
+    row, kept = table.slice(0, 1), {HASH, *schema.key_names}
+    columns = [row[field.name] if field.name in kept else pa.nulls(1, field.type) for field in table.schema]
+    return pa.table([*columns[:-1], pa.array([True])], schema=table.schema)
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    return table.take(pa.array(np.argsort(_hashes(table), kind="stable")))
+
+
+def _first_expiry(table: pa.Table) -> int | None:
+    first = pc.min(table[EXPIRES].cast(pa.int64())).as_py()
+    return None if first is None or first > _LAST else max(first, _FIRST)
+
+
+def _hashes(table: pa.Table) -> Rows:
+    return _numbers(table[HASH])
+
+
+def _are_expired(table: pa.Table, batch_time: datetime) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    now = pa.scalar(microseconds(batch_time), pa.int64())
+    is_expired = pc.fill_null(pc.less_equal(table[EXPIRES].cast(pa.int64()), now), False)  # noqa: FBT003  a value
+    found: np.ndarray[Any, np.dtype[np.bool_]] = is_expired.to_numpy()
+    return found
+
+
+def _numbers(column: pa.ChunkedArray) -> Rows:
+    found: Rows = column.to_numpy()
+    return found
