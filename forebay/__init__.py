@@ -25,7 +25,7 @@ _PLACES = {
     "Pipeline": "orchestration.declarations.pipeline",
     "PostgresSink": "orchestration.sinks.postgres.postgres",
     "Secret": "receiver_runtime.sources.fields.secret",
-    "State": "orchestration.declarations.state",
+    "State": "orchestration.declarations.state.declared",
     "Stream": "orchestration.declarations.pipeline",
     "Totals": "orchestration.sinks.postgres.postgres_totals",
     "Window": "orchestration.declarations.pipeline",

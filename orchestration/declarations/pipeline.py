@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
-    from orchestration.declarations.state import State
+    from orchestration.declarations.state.declared import State
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]
@@ -529,7 +529,7 @@ class Pipeline:
         return declare
 
     def _check_state(self, where: str, state: State | None) -> None:
-        from orchestration.declarations.state import State  # noqa: PLC0415  it has DeclarationError from here
+        from orchestration.declarations.state.declared import State  # noqa: PLC0415  it has DeclarationError from here
 
         if state is None:
             return

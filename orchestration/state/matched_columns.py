@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from pyspark.sql.pandas.types import to_arrow_type
 
-from orchestration.state.state_schema import StateError
+from orchestration.state.state_frame import StateError
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.sources.records.ddl import parse_ddl, quoted
 from tracker_store.close_names import did_you_mean
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-    from orchestration.state.state_schema import Columns
+    from orchestration.declarations.state.schema import Columns
 
 _FLOAT_BITS = {32: 16, 64: 32}  # the widest integers of which a FLOAT, a DOUBLE, holds every one
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # that integers have

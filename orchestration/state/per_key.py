@@ -10,7 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.state import IS_EXPIRED, ddl
+from orchestration.declarations.state.schema import IS_EXPIRED, ddl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from orchestration.declarations.state import State
+    from orchestration.declarations.state.declared import State
 
 Row = dict[str, Any]
 

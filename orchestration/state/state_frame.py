@@ -21,6 +21,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
+class StateError(Exception):
+    """See the message for the column or key: the changes of a state, or what is stored of it, can't be used."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateFrame:
     """Name one stored frame.

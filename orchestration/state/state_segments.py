@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from orchestration.state.state_schema import StateError
+from orchestration.state.state_frame import StateError
 from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys, FrameEncryptor
 from receiver_runtime.block_store.frames.errors import InvalidFrameError
 from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame, random_mark

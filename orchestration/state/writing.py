@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from orchestration.state.state_frame import (
     Chain,
+    StateError,
     StateFrame,
     by_bucket,
     is_full_due,
     next_expiry,
     time_of,
 )
-from orchestration.state.state_schema import StateError, StateSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from orchestration.declarations.state.schema import StateSchema
     from orchestration.state.bucketed_rows import BucketRows
     from orchestration.state.state_segments import StatePlace, StateSegment
     from receiver_runtime.block_store.stores.interface import BlockStore

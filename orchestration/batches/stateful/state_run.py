@@ -13,7 +13,7 @@ import structlog
 
 from orchestration.batches.stateful.state_function import keys_of
 from orchestration.declarations.sink import SinkError, TargetUnavailableError, checked_result
-from orchestration.declarations.state import StateSchema
+from orchestration.declarations.state.schema import StateSchema
 from orchestration.spark.statement_retry import retry_statement
 from tracker_store.batches import state_versions
 from tracker_store.connection.engine import connect
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Output
     from orchestration.declarations.settings import Settings
     from orchestration.declarations.sink import OutputAttempt
-    from orchestration.declarations.state import State
+    from orchestration.declarations.state.declared import State
     from orchestration.state.writing import WrittenState
 
 log = structlog.get_logger(__name__)

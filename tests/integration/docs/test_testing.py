@@ -1,4 +1,4 @@
-"""Check docs/how-to/testing.md, parse-records.md and state.md: their pipelines' tests pass, as a reader would run them."""
+"""Check testing.md, parse-records.md and state.md in docs/how-to: their pipelines' tests pass, as a reader runs them."""
 
 from __future__ import annotations
 

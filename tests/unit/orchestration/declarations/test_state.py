@@ -10,7 +10,7 @@ import pytest
 from forebay import DeclarationError, ParquetSink, Pipeline, State, Stream, update_state_by_key
 from forebay.sources import SocketText
 from orchestration.declarations.compatibility import declared_changes
-from orchestration.declarations.state import StateSchema
+from orchestration.declarations.state.schema import StateSchema
 
 SINK = ParquetSink("out")
 lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
@@ -80,10 +80,12 @@ def test_only_an_output_with_a_state_declares_one() -> None:
         ({"concurrent_batches": 2}, State("user STRING", "n BIGINT"), "leave out concurrent_batches=2"),
     ],
 )
-def test_an_output_that_can_not_have_the_state_is_refused(settings: dict[str, Any], state: Any, message: str) -> None:
+def test_an_output_that_can_not_have_the_state_is_refused(
+    settings: dict[str, Any], state: object, message: str
+) -> None:
     pipeline = Pipeline("p", interval="10s", **settings)
     with pytest.raises(DeclarationError, match=message):
-        pipeline.output(inputs=[lines], sink=SINK, name="totals", state=state)(lambda lines, state: (lines, state))
+        pipeline.output(inputs=[lines], sink=SINK, name="totals", state=state)(lambda lines, state: (lines, state))  # type: ignore[arg-type]
 
 
 def test_a_changed_state_is_a_changed_pipeline() -> None:

@@ -6,8 +6,12 @@ Owns which columns a state may have. A declaration imports it, so it loads neith
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.sources.records.ddl import parse_ddl, parse_spark_types, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: A value's column of this name is the time at which its key expires; null: never.
 EXPIRES_AT = "expires_at"
@@ -20,10 +24,6 @@ _KEYS = ("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "STRING", "BINARY", 
 _DECIMAL = "DECIMAL("
 
 Columns = tuple[tuple[str, str], ...]
-
-
-class StateError(Exception):
-    """See the message for the column or key: the changes of a state, or what is stored of it, can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StateSchema:
                 raise ValueError(f"column {name!r}: names that begin with '_' are Forebay's: rename it")
             if name.casefold() == IS_EXPIRED:
                 raise ValueError(f"column {name!r}: a state is given with a column {IS_EXPIRED}: rename yours")
-            if (before := seen.setdefault(name.casefold(), name)) != name or self._names.count(name) > 1:
+            if (before := seen.setdefault(name.casefold(), name)) != name or self.names.count(name) > 1:
                 raise ValueError(f"the columns {before!r} and {name!r} have one name in Spark: rename one")
         for name, kind in self.key:
             self._check_key(name, kind)
@@ -63,6 +63,11 @@ class StateSchema:
         return self.key + self.value
 
     @property
+    def names(self) -> list[str]:
+        """Return the names of all columns, the key's first."""
+        return [name for name, _ in self.columns]
+
+    @property
     def key_names(self) -> list[str]:
         """Return the names of the key's columns."""
         return [name for name, _ in self.key]
@@ -74,11 +79,16 @@ class StateSchema:
 
     def arrow_columns(self) -> Columns:
         """Return the columns with Arrow's types, in text."""
-        return parse_ddl(", ".join(f"{quoted(name)} {kind}" for name, kind in self.columns)).columns
+        return parse_ddl(ddl(self.columns)).columns
 
-    @property
-    def _names(self) -> list[str]:
-        return [name for name, _ in self.columns]
+    def to_row(self) -> dict[str, list[list[str]]]:
+        """Return what the driver log keeps."""
+        return {"key": [list(column) for column in self.key], "value": [list(column) for column in self.value]}
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> StateSchema:
+        """Read what `to_row` returned."""
+        return cls(*(tuple((name, kind) for name, kind in row[part]) for part in ("key", "value")))
 
     @staticmethod
     def _check_key(name: str, kind: str) -> None:
@@ -95,3 +105,8 @@ class StateSchema:
         else:
             way_out = "make a column of each part"
         raise ValueError(f"column {name} {kind}: no key can be of this type: {way_out}")
+
+
+def ddl(columns: Columns) -> str:
+    """Return columns as Spark's DDL."""
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns)

@@ -6,115 +6,19 @@ Owns these checks, which need neither Spark nor the driver log. It computes and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.state.schema import StateSchema, ddl
 from receiver_runtime.sources.fields.units import parse_duration
-from receiver_runtime.sources.records.ddl import parse_ddl, parse_spark_types, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 OnStateFailure = Literal["halt", "skip"]
-Columns = tuple[tuple[str, str], ...]
-#: A value's column of this name is the time at which its key expires; null: never.
-EXPIRES_AT = "expires_at"
-#: The column that a state is given with: whether the key's time is up.
-IS_EXPIRED = "is_expired"
 DEFAULT_BUCKETS = 16
 _MOST_BUCKETS = 4096
-_TIME = "TIMESTAMP"
-# Types whose values are equal only if their bytes are, and which Spark hashes alike in all versions.
-_KEYS = ("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "STRING", "BINARY", "DATE", _TIME, "TIMESTAMP_NTZ")
-_DECIMAL = "DECIMAL("
-
-
-@dataclass(frozen=True, slots=True)
-class StateSchema:
-    """Hold a state's columns, each as (name, Spark's type in DDL). Raises ValueError if no state can have them."""
-
-    key: Columns
-    value: Columns
-
-    def __post_init__(self) -> None:
-        """Check the columns."""
-        for what, columns in (("key", self.key), ("value", self.value)):
-            if not columns:
-                raise ValueError(f"a state's {what} has no column: declare at least one, as {what}='name STRING'")
-        seen: dict[str, str] = {}
-        for name in self.names:
-            if name.startswith("_"):
-                raise ValueError(f"column {name!r}: names that begin with '_' are Forebay's: rename it")
-            if name.casefold() == IS_EXPIRED:
-                raise ValueError(f"column {name!r}: a state is given with a column {IS_EXPIRED}: rename yours")
-            if (before := seen.setdefault(name.casefold(), name)) != name or self.names.count(name) > 1:
-                raise ValueError(f"the columns {before!r} and {name!r} have one name in Spark: rename one")
-        for name, kind in self.key:
-            self._check_key(name, kind)
-        for name, kind in self.value:
-            if name.casefold() == EXPIRES_AT and (name, kind) != (EXPIRES_AT, _TIME):
-                raise ValueError(f"column {name} {kind}: write it as {EXPIRES_AT} {_TIME}: it says when a key expires")
-
-    @classmethod
-    def parse(cls, *, key: str, value: str) -> Self:
-        """Return the schema of two texts in Spark's DDL, as ``"user STRING"``. Raises ValueError."""
-        return cls(parse_spark_types(key), parse_spark_types(value))
-
-    @property
-    def columns(self) -> Columns:
-        """Return the columns of the key, and then those of the value."""
-        return self.key + self.value
-
-    @property
-    def names(self) -> list[str]:
-        """Return the names of all columns, the key's first."""
-        return [name for name, _ in self.columns]
-
-    @property
-    def key_names(self) -> list[str]:
-        """Return the names of the key's columns."""
-        return [name for name, _ in self.key]
-
-    @property
-    def has_expires_at(self) -> bool:
-        """Return whether each key has a time of its own."""
-        return any(name == EXPIRES_AT for name, _ in self.value)
-
-    def arrow_columns(self) -> Columns:
-        """Return the columns with Arrow's types, in text."""
-        return parse_ddl(ddl(self.columns)).columns
-
-    def to_row(self) -> dict[str, list[list[str]]]:
-        """Return what the driver log keeps."""
-        return {"key": [list(column) for column in self.key], "value": [list(column) for column in self.value]}
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Self:
-        """Read what `to_row` returned."""
-        return cls(*(tuple((name, kind) for name, kind in row[part]) for part in ("key", "value")))
-
-    @staticmethod
-    def _check_key(name: str, kind: str) -> None:
-        if name.casefold() == EXPIRES_AT:
-            raise ValueError(
-                f"column {name!r}: a key can't be its own time of expiry: declare it in value=, or rename it"
-            )
-        if kind in _KEYS or kind.startswith(_DECIMAL):
-            return
-        if kind in ("FLOAT", "DOUBLE"):
-            way_out = "0.0 and -0.0 are equal, and NaN is not: use DECIMAL, BIGINT or STRING"
-        elif kind.startswith("MAP<"):
-            way_out = "a map's entries have no order: make columns of its entries"
-        else:
-            way_out = "make a column of each part"
-        raise ValueError(f"column {name} {kind}: no key can be of this type: {way_out}")
-
-
-def ddl(columns: Columns) -> str:
-    """Return columns as Spark's DDL."""
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns)
 
 
 class State:
