@@ -26,6 +26,7 @@ MACHINES = {
     "batch": "tracker_store.schema.states:BATCH_TRANSITIONS",
     "attempt": "tracker_store.schema.states:ATTEMPT_TRANSITIONS",
     "segment": "tracker_store.schema.states:SEGMENT_TRANSITIONS",
+    "replay forward": "tracker_store.schema.states:STATE_REPLAY_TRANSITIONS",
     "batch driver": "tracker_store.schema.states:BATCH_DRIVER_TRANSITIONS",
     "what a batch driver does": "orchestration.run_launcher.driver_state:DRIVER_TRANSITIONS",
     "block generator": "receiver_runtime.block_path.generator_state:TRANSITIONS",
@@ -84,15 +85,15 @@ def picture_of_rooms() -> str:
     lines = ["```mermaid", "flowchart TD"]
     for package in PACKAGES:
         short = package.replace(".", "_")
-        lines.append(f"    subgraph {short}[{package}]")
+        lines.append(f"subgraph {short}[{package}]")
         for room, others in sorted(needed(rooms(package)).items()):
             arrows = " & ".join(f"{short}_{to}" for to in sorted(others))
-            lines.append(f"        {short}_{room}[{room}]{f' --> {arrows}' if arrows else ''}")
-        lines.append("    end")
+            lines.append(f"  {short}_{room}[{room}]{f' --> {arrows}' if arrows else ''}")
+        lines.append("end")
     lines += [
-        "    forebay_cli & forebay_contrib --> orchestration",
-        "    orchestration --> receiver_runtime_block_store & receiver_runtime_sources & tracker_store",
-        "    receiver_runtime --> tracker_store",
+        "forebay_cli & forebay_contrib --> orchestration",
+        "orchestration --> receiver_runtime_block_store & receiver_runtime_sources & tracker_store",
+        "receiver_runtime --> tracker_store",
         "```",
     ]
     return "\n".join(lines)
@@ -101,15 +102,17 @@ def picture_of_rooms() -> str:
 def pictures_of_machines() -> str:
     """Return each state machine as a mermaid state diagram, from its table."""
     parts = []
+    before = ""
     for name, place in MACHINES.items():
         module, _, table = place.partition(":")
         transitions = getattr(import_module(module), table)
-        lines = [f"**{name}** ([{module.rpartition('.')[2]}.py]({module.replace('.', '/')}.py))", ""]
-        lines += ["```mermaid", "stateDiagram-v2"]
+        link = "" if module == before else f" ([{module.rpartition('.')[2]}.py]({module.replace('.', '/')}.py))"
+        before = module
+        lines = [f"**{name}**{link}", "", "```mermaid", "stateDiagram-v2"]
         for state, following in transitions.items():
-            lines += [f"    {state.name} --> {to.name}" for to in sorted(following, key=lambda one: str(one.name))]
+            lines += [f"  {state.name} --> {to.name}" for to in sorted(following, key=lambda one: str(one.name))]
             if not following:
-                lines.append(f"    {state.name} --> [*]")
+                lines.append(f"  {state.name} --> [*]")
         parts.append("\n".join([*lines, "```"]))
     return "\n\n".join(parts)
 

@@ -1,8 +1,9 @@
 """Compares the block store with the driver log: what is missing, what is damaged, what no row names.
 
-Reads every registered block and its checksum, in each replica, so it takes as long as the disks do. Blocks are counted
-by the key that encrypted them; where the key is known here, their authentication tag is checked too. A block whose key
-is missing here is not lost, and a repair needs no key.
+Reads every registered block and its checksum, in each replica, so it takes as long as the disks do; and every frame of
+the versions of outputs' states that a commit names. Every file in the folder of a version that has a row is known,
+whether or not one of its frames is in it. Blocks are counted by the key that encrypted them; where the key is known
+here, their authentication tag is checked too. A block whose key is missing here is not lost, and a repair needs no key.
 
 A repair never deletes: it moves aside a file that no row names, and a replica's damaged segment before a good copy
 takes its place. It names what it can't repair.
@@ -24,10 +25,12 @@ from tracker_store.blocks.stored_blocks import (
     segments,
     stored_blocks,
 )
+from tracker_store.retention.state_files import STATES, state_folders_known, state_frames
 from tracker_store.schema.states import SegmentState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
 
     import sqlalchemy as sa
 
@@ -43,6 +46,17 @@ class LostBlock:
 
     receiver_id: int
     sequence: int
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostState:
+    """Describe a frame of an output's state whose bytes are missing or damaged in every replica."""
+
+    pipeline: str
+    output: str
+    batch_time: datetime
     path: str
     problem: str
 
@@ -78,11 +92,13 @@ class BlockReport:
     replicas: list[ReplicaReport] = field(default_factory=list)
     keys: dict[str, int] = field(default_factory=dict)
     keys_missing: dict[str, str] = field(default_factory=dict)
+    state_frames: int = 0
+    lost_states: list[LostState] = field(default_factory=list)
 
     @property
     def intact(self) -> bool:
-        """Return whether every registered block can be read in every replica, and every file is known."""
-        return not (self.lost or self.orphans or self.missing or self.keys_missing) and all(
+        """Return whether every block and state can be read in every replica, and every file is known."""
+        return not (self.lost or self.lost_states or self.orphans or self.missing or self.keys_missing) and all(
             replica.intact for replica in self.replicas
         )
 
@@ -118,27 +134,40 @@ def verify_blocks(
     )
     for block in stored_blocks(connection):
         handle = block.handle
-        locked: dict[str, str] = {}
-        problems = [
-            site.problem_of(block.path, handle.offset, handle.length, handle.crc32c, locked)
-            for site in sites
-            if not site.report.unreachable
-        ]
-        if all(problems):
-            text = "; ".join(problem for problem in problems if problem) or "no replica can be reached"
-            report.lost.append(LostBlock(block.receiver_id, block.sequence, block.path, text))
-        else:
-            for site, problem in zip((s for s in sites if not s.report.unreachable), problems, strict=True):
-                if problem:
-                    site.report.lacking[block.path] = site.report.lacking.get(block.path, 0) + 1
-        for key_id, why in locked.items():
-            report.keys[key_id] = report.keys.get(key_id, 0) + 1
-            if why:
-                report.keys_missing.setdefault(key_id, why)
+        problem = _problem_of(sites, report, block.path, handle.offset, handle.length, handle.crc32c)
+        if problem:
+            report.lost.append(LostBlock(block.receiver_id, block.sequence, block.path, problem))
         report.blocks += 1
         report.bytes += handle.length
         on_block()
+    for version in state_frames(connection):
+        for _, path, offset, length, crc32c, *_ in version.frames:
+            problem = _problem_of(sites, report, path, offset, length, crc32c)
+            if problem:
+                report.lost_states.append(
+                    LostState(version.pipeline, version.output, version.batch_time, path, problem)
+                )
+            report.state_frames += 1
     return report
+
+
+def _problem_of(
+    sites: Sequence[_FrameSite], report: BlockReport, path: str, offset: int, length: int, crc32c: int
+) -> str:
+    """Return why no replica can give a frame; empty if one can. Notes which replicas lack it, and its key."""
+    locked: dict[str, str] = {}
+    reachable = [site for site in sites if not site.report.unreachable]
+    problems = [site.problem_of(path, offset, length, crc32c, locked) for site in reachable]
+    for key_id, why in locked.items():
+        report.keys[key_id] = report.keys.get(key_id, 0) + 1
+        if why:
+            report.keys_missing.setdefault(key_id, why)
+    if all(problems):
+        return "; ".join(problem for problem in problems if problem) or "no replica can be reached"
+    for site, problem in zip(reachable, problems, strict=True):
+        if problem:
+            site.report.lacking[path] = site.report.lacking.get(path, 0) + 1
+    return ""
 
 
 class _FrameSite:
@@ -211,6 +240,8 @@ def repair_blocks(connection: sa.Connection, store: BlockStore, report: BlockRep
     ]
     repair = Repair(moved, forgotten, [], [])
     lengths = {segment.path: segment.length for segment in segments(connection) if segment.state is SegmentState.SEALED}
+    if any(item.lacking for item in report.replicas):
+        lengths |= _lengths_of_states(connection)
     for replica, item in zip(replicas, report.replicas, strict=False):
         for path in sorted(item.lacking):
             length = lengths.get(path)
@@ -224,6 +255,15 @@ def repair_blocks(connection: sa.Connection, store: BlockStore, report: BlockRep
             else:
                 repair.copied.append((item.name, path))
     return repair
+
+
+def _lengths_of_states(connection: sa.Connection) -> dict[str, int | None]:
+    """Return up to where each file of a state has frames that count."""
+    lengths: dict[str, int | None] = {}
+    for version in state_frames(connection):
+        for _, path, offset, length, *_ in version.frames:
+            lengths[path] = max(lengths.get(path) or 0, offset + length)
+    return lengths
 
 
 def _good_copy(replicas: Sequence[Replica], path: str, length: int) -> Iterator[tuple[int, bytes]]:
@@ -247,5 +287,9 @@ def _orphans(connection: sa.Connection, paths: list[str]) -> list[str]:
     for start in range(0, len(paths), _PATHS_PER_QUERY):
         page = paths[start : start + _PATHS_PER_QUERY]
         known = segment_paths_known(connection, page)
+        folders = {path.rpartition("/")[0] for path in page if path.startswith(f"{STATES}/")}
+        if folders:
+            written = state_folders_known(connection, sorted(folders))
+            known |= {path for path in page if path.rpartition("/")[0] in written}
         unknown += [path for path in page if path not in known]
     return unknown

@@ -15,7 +15,7 @@ import structlog
 
 from orchestration.batches.batch_run import replay_batch
 from orchestration.replays.replay_choice import check_output_names
-from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError
+from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError, StatefulReplayError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +88,7 @@ def replay_batches(
                 session=session,
                 on_committed=partial(on_committed, batch_time),
             )
-        except (BatchHeldError, BlocksNotRetainedError) as refusal:
+        except (BatchHeldError, BlocksNotRetainedError, StatefulReplayError) as refusal:
             error, refused = str(refusal), True
         except Exception as failure:
             log.exception("replay failed", pipeline=pipeline.name, batch_time=batch_time.isoformat())

@@ -14,6 +14,7 @@ from tracker_store.connection.errors import (
     BatchHeldError,
     BlocksNotRetainedError,
     DriverLogError,
+    StatefulReplayError,
 )
 from tracker_store.receivers.leadership import LED
 from tracker_store.schema.states import AttemptFailure, AttemptKind, AttemptState, BatchState
@@ -193,21 +194,36 @@ def claim_replay(
     run_id: str,
     process_id: int,
     reach: timedelta,
+    stateful: Sequence[str] = (),
+    forward: int | None = None,
 ) -> int:
     """Take the next attempt of a finished batch to run it again; returns the attempt's number.
 
-    `reach` is the longest window that it reads (0: no window). Locks: the receivers' rows FOR SHARE, the batch's row.
-    Raises BatchHeldError, and BlocksNotRetainedError where a block that it would read is gone.
+    `reach` is the longest window that it reads (0: no window). `stateful` names the outputs with a state that it would
+    compute; `forward` is the replay forward that it is part of. Locks: the receivers' rows FOR SHARE, the batch's row.
+    Raises BatchHeldError, BlocksNotRetainedError where a block that it would read is gone, and, without `forward`,
+    StatefulReplayError where a later batch has read the state as it was.
     """
     with named_failures():
         row = connection.execute(
             sa.text(
-                "SELECT outcome, detail, number FROM forebay.claim_replay(:pipeline, :time, :run, :process, :reach)"
+                "SELECT outcome, detail, number FROM forebay.claim_replay("
+                ":pipeline, :time, :run, :process, :reach, CAST(:stateful AS text[]), :forward)"
             ),
-            {"pipeline": pipeline_id, "time": batch_time, "run": run_id, "process": process_id, "reach": reach},
+            {
+                "pipeline": pipeline_id,
+                "time": batch_time,
+                "run": run_id,
+                "process": process_id,
+                "reach": reach,
+                "stateful": list(stateful),
+                "forward": forward,
+            },
         ).one()
     if row.outcome == "not retained":
         raise BlocksNotRetainedError(row.detail)
+    if row.outcome == "has state":
+        raise StatefulReplayError(row.detail)
     if row.outcome != "claimed":
         raise BatchHeldError(row.detail)
     number: int = row.number

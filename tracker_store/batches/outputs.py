@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tracker_store.connection.engine import named_failures
-from tracker_store.connection.errors import AttemptSupersededError
+from tracker_store.connection.errors import AttemptSupersededError, StateMovedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,17 +39,24 @@ def commit_output(
     rows: int | None,
     to_publish: bool = False,
     code_version: str | None = None,
+    state: bool = False,
+    state_attempt: int | None = None,
 ) -> None:
     """Commit an attempt's result, made by this code; with `to_publish` readers see it only after another step.
 
-    Locks: the batch's row, then the commit's. Raises AttemptSupersededError.
+    `state`: the version of the output's state that this attempt wrote is in force with it. `state_attempt`: the same
+    for the version of another attempt, whose commit in the target is adopted, or that a replay forward had replaced.
+
+    Locks: the batch's row, the output's head, then the commit's. Raises AttemptSupersededError, and StateMovedError if
+    the version did not read the one that is in force, or is not whole: nothing is committed then.
     """
     with named_failures():
         row = connection.execute(
             sa.text("""
                 SELECT outcome, detail
                 FROM forebay.commit_output(
-                    :pipeline, :time, :attempt, :output, :location, :rows, :to_publish, code => :code
+                    :pipeline, :time, :attempt, :output, :location, :rows, :to_publish, code => :code,
+                    state_version => :state_attempt
                 )
             """),
             {
@@ -61,8 +68,11 @@ def commit_output(
                 "rows": rows,
                 "to_publish": to_publish,
                 "code": code_version,
+                "state_attempt": attempt if state and state_attempt is None else state_attempt,
             },
         ).one()
+    if row.outcome in ("moved elsewhere", "no version"):
+        raise StateMovedError(row.detail)
     if row.outcome != "committed":
         raise AttemptSupersededError(row.detail)
 
@@ -183,7 +193,8 @@ def follow_commit(
 ) -> bool:
     """Record what a target committed by an ended attempt; False if it is known, or must not be recorded.
 
-    Locks: the batch's row, then the commit's.
+    It must not where the output has a state, and the attempt's version can't be put in force with it: the state would
+    not be of the result's attempt. Locks: the batch's row, the output's head, then the commit's.
     """
     with named_failures():
         wrote: bool = connection.execute(

@@ -101,6 +101,14 @@ class BlocksNotRetainedError(DriverLogError):
     """Nothing was changed: give the pipeline a longer `retention`, and the next batches can be replayed for longer."""
 
 
+class StateMovedError(DriverLogError):
+    """Run the batch again: the version of the output's state that it read or wrote is not the one that counts now."""
+
+
+class StatefulReplayError(DriverLogError):
+    """Nothing was changed: `--forward` runs it and every later batch of the output again."""
+
+
 class SchemaConflictError(DriverLogError):
     """Give the column another name, or declare another stream: a column keeps its type while the stream lives."""
 

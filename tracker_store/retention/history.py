@@ -54,6 +54,11 @@ def pipelines_with_history(connection: sa.Connection, *, keep: timedelta, part: 
                                     WHERE t.pipeline_id = p.id
                                       AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
                                     ORDER BY t.batch_time LIMIT 1
+                                ) - p.retention,
+                                (
+                                    SELECT min(s.from_time)
+                                    FROM forebay.state_replays s
+                                    WHERE s.pipeline_id = p.id AND s.state IN ('RUNNING', 'STOPPED', 'UNDOING')
                                 ) - p.retention
                             ) END AS before
                         OFFSET 0

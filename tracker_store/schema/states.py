@@ -127,6 +127,33 @@ class AttemptFailure(StrEnum):
     LOST = AttemptState.LOST.value
 
 
+class StateReplayState(StrEnum):
+    """Name the state of a replay forward: of an output with a state, from one batch on."""
+
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"  # by a person, or because a batch failed; no new batch of the output runs
+    UNDOING = "UNDOING"  # its batches get their former results again
+    COMPLETED = "COMPLETED"  # its chain is in force
+    UNDONE = "UNDONE"
+
+
+STATE_REPLAY_TRANSITIONS: Mapping[StateReplayState, frozenset[StateReplayState]] = {
+    StateReplayState.RUNNING: frozenset(
+        {StateReplayState.STOPPED, StateReplayState.UNDOING, StateReplayState.COMPLETED}
+    ),
+    # To COMPLETED by its last batch, which was running when it was stopped.
+    StateReplayState.STOPPED: frozenset(
+        {StateReplayState.RUNNING, StateReplayState.UNDOING, StateReplayState.COMPLETED}
+    ),
+    StateReplayState.UNDOING: frozenset({StateReplayState.UNDONE}),
+    # As long as no later batch has read its chain.
+    StateReplayState.COMPLETED: frozenset({StateReplayState.UNDOING}),
+    StateReplayState.UNDONE: frozenset(),
+}
+# The states of unfinished replays forward; the partial index `state_replays_unfinished` holds exactly these.
+UNFINISHED_STATE_REPLAYS = (StateReplayState.RUNNING, StateReplayState.STOPPED, StateReplayState.UNDOING)
+
+
 class ProcessKind(StrEnum):
     """Name the kinds of processes that raise a heartbeat counter."""
 

@@ -33,6 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, INT8RANGE, JSONB
 
 from tracker_store.schema.states import (
+    UNFINISHED_STATE_REPLAYS,
     UNFINISHED_STATES,
     AttemptFailure,
     AttemptKind,
@@ -46,6 +47,7 @@ from tracker_store.schema.states import (
     ReceiverEventKind,
     ReceiverState,
     SegmentState,
+    StateReplayState,
 )
 from tracker_store.schema.storage_parameters import HOT, REPLACED
 
@@ -1107,11 +1109,153 @@ output_commits = Table(
         Text,
         comment="Which code made it: a hash of the project's modules, as `forebay up` says it; null: it is not known",
     ),
+    Column(
+        "state_attempt",
+        Integer,
+        comment="The attempt whose version of the output's state the commit made; null: the output had no state",
+    ),
     PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
     Index("output_commits_to_publish", "pipeline_id", "batch_time", postgresql_where=text("to_publish")),
     # Each batch asks for its own commits.
     Index("output_commits_of_batch", "pipeline_id", "batch_time"),
     comment="Which attempt's result counts for an output and batch time? (This row is the commit.)",
+)
+
+state_versions = Table(
+    "state_versions",
+    metadata,
+    Column("pipeline_id", BigInteger, nullable=False, comment="The batch's pipeline"),
+    Column("output", Text, nullable=False, comment="The output whose state it is, by name"),
+    Column("batch_time", DateTime(timezone=True), nullable=False, comment="The batch"),
+    Column("attempt", Integer, nullable=False, comment="The attempt or replay that made it"),
+    Column(
+        "ordinal",
+        Integer,
+        nullable=False,
+        comment="Its number in its chain, from 1: one more than that of the version that it read",
+    ),
+    Column(
+        "read_batch_time",
+        DateTime(timezone=True),
+        comment="The batch of the version that it read, and changes; null: it is the first",
+    ),
+    Column("read_attempt", Integer, comment="The attempt of that version; null with it"),
+    Column("schema_version", Integer, nullable=False, comment="The state's `version`, as it was declared"),
+    Column("schema", JSONB, nullable=False, comment="The key's and the value's columns, as they were declared"),
+    Column("buckets", Integer, nullable=False, comment="Over how many buckets its keys are spread"),
+    Column("folder", Text, nullable=False, comment="Where its files are, relative to the block store's root"),
+    Column(
+        "frames",
+        JSONB,
+        comment="Its frames, in short: bucket, path, offset …; null until all are stored: then it may count",
+    ),
+    Column("keys", BigInteger, comment="How many keys the state has with it; null: not known"),
+    Column("changed", BigInteger, comment="How many keys it added or changed; null until its frames are noted"),
+    Column("deleted", BigInteger, comment="How many keys it deleted, expired ones too; null with it"),
+    Column("bytes", BigInteger, comment="The length of its frames; null with it"),
+    Column("next_expiry", DateTime(timezone=True), comment="When the next key of the state expires; null: none does"),
+    Column("replay_id", BigInteger, comment="The replay forward that made it; null: a batch, or a replay of one, did"),
+    Column(
+        "replaced_attempt",
+        Integer,
+        comment="Whose version its commit replaced, if a replay forward made it; null: the output had no result",
+    ),
+    _now("created_at", "When its attempt began to write it"),
+    Column(
+        "committed_at",
+        DateTime(timezone=True),
+        comment="When a commit named it; null: none has, or another version of the batch is in its place",
+    ),
+    Column("deleting_at", DateTime(timezone=True), comment="When clean-up began to delete its files; null: it has not"),
+    PrimaryKeyConstraint("pipeline_id", "output", "batch_time", "attempt"),
+    CheckConstraint("(read_batch_time IS NULL) = (read_attempt IS NULL)", name="state_versions_read_whole"),
+    CheckConstraint("(ordinal = 1) = (read_batch_time IS NULL)", name="state_versions_ordinal"),
+    CheckConstraint("committed_at IS NULL OR frames IS NOT NULL", name="state_versions_frames"),
+    # Clean-up looks for the oldest of a chain, for what was in force a while ago, and for what no commit names.
+    Index("state_versions_ordinal", "pipeline_id", "output", "ordinal"),
+    Index(
+        "state_versions_committed",
+        "pipeline_id",
+        "output",
+        "committed_at",
+        postgresql_where=text("committed_at IS NOT NULL"),
+    ),
+    Index(
+        "state_versions_uncommitted",
+        "created_at",
+        postgresql_where=text("committed_at IS NULL AND deleting_at IS NULL"),
+    ),
+    Index("state_versions_deleting", "deleting_at", postgresql_where=text("deleting_at IS NOT NULL")),
+    Index("state_versions_folder", "folder"),
+    comment="Which versions of an output's state are stored, and what did each attempt read and write?",
+    postgresql_with=REPLACED,
+)
+
+state_heads = Table(
+    "state_heads",
+    metadata,
+    Column("pipeline_id", BigInteger, nullable=False, comment="The pipeline"),
+    Column("output", Text, nullable=False, comment="The output whose state it is, by name"),
+    Column("batch_time", DateTime(timezone=True), nullable=False, comment="The batch of the version that is in force"),
+    Column("attempt", Integer, nullable=False, comment="The attempt of that version"),
+    Column(
+        "generation",
+        BigInteger,
+        nullable=False,
+        server_default="1",
+        comment="Raised by one each time that a replay forward, or its undoing, puts another chain in place",
+    ),
+    Column("schema_version", Integer, nullable=False, comment="The version's `schema_version`"),
+    Column(
+        "schema", JSONB, nullable=False, comment="The version's key and value columns: what `forebay apply` compares"
+    ),
+    Column("buckets", Integer, nullable=False, comment="Over how many buckets its keys are spread"),
+    _now("moved_at", "When it was moved last"),
+    PrimaryKeyConstraint("pipeline_id", "output"),
+    comment="Which version of an output's state is in force? (Only a commit moves it, from the version that it read.)",
+    postgresql_with={**HOT, "fillfactor": "50"},
+)
+
+state_replays = Table(
+    "state_replays",
+    metadata,
+    _identity("The replay forward"),
+    Column("pipeline_id", BigInteger, nullable=False, comment="The pipeline"),
+    Column("output", Text, nullable=False, comment="The output whose batches run again, by name"),
+    Column("from_time", DateTime(timezone=True), nullable=False, comment="The first batch that runs again"),
+    Column("to_time", DateTime(timezone=True), nullable=False, comment="The last one: the head's batch when it began"),
+    Column("old_attempt", Integer, nullable=False, comment="The attempt of the version that was the head then"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        server_default="RUNNING",
+        comment="RUNNING, STOPPED, UNDOING, COMPLETED or UNDONE (transitions: states.py)",
+    ),
+    Column(
+        "base_batch_time", DateTime(timezone=True), comment="The batch of the version that it began with; null: none"
+    ),
+    Column("base_attempt", Integer, comment="The attempt of that version; null with it"),
+    Column(
+        "head_batch_time", DateTime(timezone=True), comment="The newest batch that it has committed; null: none yet"
+    ),
+    Column("head_attempt", Integer, comment="The attempt of that batch's new version; null with it"),
+    _now("began_at", "When it began"),
+    Column("ended_at", DateTime(timezone=True), comment="When it was COMPLETED or UNDONE; else null"),
+    CheckConstraint(_one_of("state", StateReplayState), name="state_replays_state"),
+    CheckConstraint("(base_batch_time IS NULL) = (base_attempt IS NULL)", name="state_replays_base_whole"),
+    CheckConstraint("(head_batch_time IS NULL) = (head_attempt IS NULL)", name="state_replays_head_whole"),
+    CheckConstraint("(ended_at IS NOT NULL) = (state IN ('COMPLETED', 'UNDONE'))", name="state_replays_ended_at"),
+    CheckConstraint("from_time <= to_time", name="state_replays_times"),
+    Index(
+        "state_replays_unfinished",
+        "pipeline_id",
+        "output",
+        unique=True,
+        postgresql_where=text(_one_of("state", UNFINISHED_STATE_REPLAYS)),
+    ),
+    Index("state_replays_of_output", "pipeline_id", "output", "id"),
+    comment="Which outputs with a state run from a batch on again, how far is each, and how did it end?",
 )
 
 output_failures = Table(

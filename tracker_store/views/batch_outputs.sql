@@ -2,7 +2,9 @@ CREATE VIEW forebay.batch_outputs AS
 SELECT p.name AS pipeline, b.pipeline_id, b.batch_time, b.state AS batch_state, o.output,
        CASE WHEN c.output IS NULL THEN 'FAILED' ELSE 'COMMITTED' END AS state,
        c.attempt, c.rows, c.location, c.committed_at,
-       f.attempt AS failed_attempt, f.failure, coalesce(f.error, '') AS error, f.failed_at, c.code_version
+       f.attempt AS failed_attempt, f.failure, coalesce(f.error, '') AS error, f.failed_at, c.code_version,
+       c.state_attempt, v.ordinal AS state_ordinal, v.changed AS state_changed, v.deleted AS state_deleted,
+       v.bytes AS state_bytes, v.replay_id AS state_replay
 FROM forebay.batches b
 JOIN forebay.pipelines p ON p.id = b.pipeline_id
 CROSS JOIN LATERAL (
@@ -13,6 +15,8 @@ CROSS JOIN LATERAL (
     WHERE y.pipeline_id = b.pipeline_id AND y.batch_time = b.batch_time) AS o
 LEFT JOIN forebay.output_commits c ON c.pipeline_id = b.pipeline_id AND c.output = o.output
      AND c.batch_time = b.batch_time
+LEFT JOIN forebay.state_versions v ON v.pipeline_id = c.pipeline_id AND v.output = c.output
+     AND v.batch_time = c.batch_time AND v.attempt = c.state_attempt
 LEFT JOIN LATERAL (
     SELECT z.attempt, z.failure, z.error, z.failed_at FROM forebay.output_failures z
     WHERE z.pipeline_id = b.pipeline_id AND z.batch_time = b.batch_time AND z.output = o.output
@@ -40,3 +44,12 @@ COMMENT ON COLUMN forebay.batch_outputs.error IS 'Why it failed then; else empty
 COMMENT ON COLUMN forebay.batch_outputs.failed_at IS 'When it failed then; null where it never failed';
 COMMENT ON COLUMN forebay.batch_outputs.code_version IS
     'Which code made the result: a hash of the project''s modules; null where it is not known, or has none';
+COMMENT ON COLUMN forebay.batch_outputs.state_attempt IS
+    'The attempt whose version of the output''s state the result made; null where it made none';
+COMMENT ON COLUMN forebay.batch_outputs.state_ordinal IS
+    'That version''s number in its chain; null, as the next four, where it made none, or the version was cleaned up';
+COMMENT ON COLUMN forebay.batch_outputs.state_changed IS 'How many keys it added or changed';
+COMMENT ON COLUMN forebay.batch_outputs.state_deleted IS 'How many keys it deleted, expired ones too';
+COMMENT ON COLUMN forebay.batch_outputs.state_bytes IS 'The length of what it wrote, in bytes';
+COMMENT ON COLUMN forebay.batch_outputs.state_replay IS
+    'The replay forward that made it; null, too, where a batch, or a replay of one, did';

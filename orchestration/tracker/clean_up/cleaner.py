@@ -24,6 +24,7 @@ from tracker_store.retention.cleanup import (
     segments_to_delete,
 )
 from tracker_store.retention.history import clean_up_events, clean_up_history, forget_receivers, pipelines_with_history
+from tracker_store.retention.state_files import forget_state_version, state_versions_to_delete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ ROWS_PER_STATEMENT = 5_000
 # waits for the next call.
 STATEMENTS_PER_CALL = 20
 SEGMENTS_PER_CALL = 200
+# Most versions of outputs' states whose files one call deletes.
+STATES_PER_CALL = 200
 # Most receivers that one statement looks at for what there is to take, which is some tens of milliseconds.
 RECEIVERS_PER_LOOK = 1_000
 # Most removed receivers that one statement looks at, and seconds between looks at all of them.
@@ -63,6 +66,7 @@ class CleanupReport:
     segments: int = 0
     more: bool = False
     history: int = 0
+    states: int = 0
 
 
 class Cleaner:
@@ -123,14 +127,15 @@ class Cleaner:
                     break
                 more |= statement == STATEMENTS_PER_CALL - 1
             segments += self._delete_segments(connection, receiver_id, term)
+        states, more_states = self._delete_states(connection, term)
         history, more_history = self._forget(connection, term)
-        more |= more_history
+        more |= more_history or more_states
         self._full_scan.done()
         if unread:
             log.warning("blocks were deleted unread: their stream's retention is over", records=unread)
-        if blocks or segments:
-            log.info("cleaned up", blocks=blocks, records=records, segments=segments)
-        return CleanupReport(blocks, records, segments, more, history)
+        if blocks or segments or states:
+            log.info("cleaned up", blocks=blocks, records=records, segments=segments, states=states)
+        return CleanupReport(blocks, records, segments, more, history, states)
 
     def _look(self, connection: sa.Connection, threshold: datetime) -> Iterator[tuple[int, bool]]:
         """Yield each receiver that may have something to delete, and whether it may have blocks; else only segments."""
@@ -179,6 +184,28 @@ class Cleaner:
         if forgotten:
             log.info("removed receivers were forgotten", receivers=forgotten)
         self._forget_at = now + FORGET_SECONDS
+
+    def _delete_states(self, connection: sa.Connection, term: int | None) -> tuple[int, bool]:
+        """Delete versions of outputs' states that nothing reads; return how many, and whether there are more."""
+        found = state_versions_to_delete(
+            connection, restore_window=self._restore_window, keep=self._history, limit=STATES_PER_CALL, term=term
+        )
+        deleted = 0
+        give_up_at = time.monotonic() + FAILING_SECONDS
+        for state in found:
+            try:
+                store = self._store = self._store or self._open_store(connection)
+                for path in list(store.segment_paths(state.folder)):
+                    store.delete_segment(path)
+            except (OSError, BlockStoreError) as error:
+                # The row stays marked, and its turn comes after those of the others.
+                log.warning("a version of a state could not be deleted yet", folder=state.folder, error=str(error))
+                if time.monotonic() > give_up_at:
+                    break
+            else:
+                forget_state_version(connection, state, term=term)
+                deleted += 1
+        return deleted, len(found) == STATES_PER_CALL and deleted == len(found)
 
     def _delete_segments(self, connection: sa.Connection, receiver_id: int, term: int | None) -> int:
         found = segments_to_delete(

@@ -31,6 +31,7 @@ MACHINES: Mapping[str, frozenset[tuple[str, str]]] = {
     "log_segments": _moves(states.SEGMENT_TRANSITIONS),
     "pipelines": _moves(states.PIPELINE_TRANSITIONS),
     "receivers": _moves(states.RECEIVER_TRANSITIONS),
+    "state_replays": _moves(states.STATE_REPLAY_TRANSITIONS),
 }
 
 # No unique key: two transactions that make the same move must not wait for each other.

@@ -19,6 +19,7 @@ TABLES = {
     "attempt": "batch_attempts",
     "segment": "log_segments",
     "batch driver": "batch_drivers",
+    "replay forward": "state_replays",
 }
 _UPDATE = re.compile(
     r"\bUPDATE (?:forebay\.)?(?P<table>\w+)(?: (?:AS )?\w+)?\s+SET\b(?P<assignments>.*?)(?=\bWHERE\b|\bUPDATE\b|;|\Z)",

@@ -16,6 +16,8 @@
 -- was last due: it got records, or lost some. So a window that lost its last content runs once more, and its output is
 -- replaced by an empty one. That compares batches that are decided already, and so has one answer whenever it is asked;
 -- `retention` keeps their ranges until then, and a batch of which a range is gone counts as a change.
+-- It also runs if a key of an output's state expires by then, unless `run_empty_batches` is declared as false: a key whose
+-- time is up is given in the first batch after it. Of an output that is not due, or has no state any more, nothing expires.
 -- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after the
 -- wait (in one statement, they gave a second sensor an empty batch and moved a cursor back).
 CREATE FUNCTION forebay.allocate_blocks_to_batch(
@@ -202,6 +204,23 @@ BEGIN
                          OR b.records > (
                                 SELECT coalesce(sum(a.records), 0) FROM batch_allocations a
                                 WHERE a.pipeline_id = pipeline AND a.batch_time = b.batch_time)))
+        ) INTO runs;
+    END IF;
+    IF NOT runs AND locked.declaration #>> '{settings,run_empty_batches}' IS DISTINCT FROM 'false' THEN
+        SELECT EXISTS (
+            SELECT
+            FROM state_heads h
+            JOIN state_versions v ON v.pipeline_id = h.pipeline_id AND v.output = h.output
+                 AND v.batch_time = h.batch_time AND v.attempt = h.attempt
+            CROSS JOIN LATERAL (SELECT locked.declaration -> 'outputs' -> h.output) AS o (declared)
+            WHERE h.pipeline_id = pipeline AND v.next_expiry <= at_time
+              AND jsonb_typeof(o.declared -> 'state') = 'object'
+              -- As in end_attempt.
+              AND NOT EXISTS (
+                  SELECT FROM jsonb_array_elements(o.declared -> 'inputs') AS i
+                  WHERE jsonb_typeof(i.value) = 'object'
+                  HAVING (extract(epoch FROM at_time) * 1000000)::bigint
+                         % (max(nullif((i.value ->> 'slide_ms')::bigint, 0)) * 1000) <> 0)
         ) INTO runs;
     END IF;
     -- An interval without records has only markers, or nothing.

@@ -3,12 +3,16 @@
 -- The batch keeps its state, its attempt and its output until the replay has succeeded. A replay counts neither in
 -- max_attempts nor in concurrent_batches. It is refused before anything is written if a block of the batch, or of the
 -- window of length `reach` that ends with it, is gone, or if a batch of that window may be forgotten.
+-- It is refused, too, if it would compute an output with a state (`stateful`) that has a result, or that a later batch's
+-- version has gone past: the results after it depend on the state as it was. Then only a replay forward (`forward`) may
+-- run it, which runs the later ones too. What is read here only spares work: commit_output decides under the head's lock.
 -- A run that was launched again under its own id gets the attempt that it already has.
 -- Locks: the pipeline's row FOR SHARE (so that it is not removed, and its history not forgotten, meanwhile); the
 -- receivers' rows FOR SHARE, by id, which hold back clean-up of blocks until this attempt can be seen; the batch's row;
 -- what can still be read is checked in a later statement.
 CREATE FUNCTION forebay.claim_replay(
-    pipeline bigint, at_time timestamptz, claiming_run text, claiming_process bigint, reach interval)
+    pipeline bigint, at_time timestamptz, claiming_run text, claiming_process bigint, reach interval,
+    stateful text[] DEFAULT NULL, forward bigint DEFAULT NULL)
 RETURNS TABLE (outcome text, detail text, number integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -23,6 +27,8 @@ DECLARE
     held batch_attempts;
     missing record;
     forgotten record;
+    refused record;
+    replay state_replays;
 BEGIN
     SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR SHARE;
     IF NOT FOUND THEN
@@ -65,6 +71,40 @@ BEGIN
                          at_time, batch.state);
         RETURN NEXT;
         RETURN;
+    END IF;
+
+    IF forward IS NOT NULL THEN
+        SELECT * INTO replay FROM state_replays r WHERE r.id = forward AND r.pipeline_id = pipeline;
+        IF (replay.state IN ('RUNNING', 'UNDOING') AND at_time BETWEEN replay.from_time AND replay.to_time) IS NOT TRUE
+        THEN
+            outcome := 'held';
+            detail := format('replay %s is %s, and has the batches from %s to %s', forward,
+                             coalesce(replay.state, 'not there'), replay.from_time, replay.to_time);
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    ELSE
+        SELECT o.name, c.attempt, h.batch_time, r.id AS replay INTO refused
+        FROM unnest(stateful) AS o(name)
+        LEFT JOIN output_commits c ON c.pipeline_id = pipeline AND c.output = o.name AND c.batch_time = at_time
+        LEFT JOIN state_heads h ON h.pipeline_id = pipeline AND h.output = o.name
+        LEFT JOIN state_replays r ON r.pipeline_id = pipeline AND r.output = o.name
+             AND r.state IN ('RUNNING', 'STOPPED', 'UNDOING')
+        WHERE r.id IS NOT NULL OR c.attempt IS NOT NULL OR at_time <= h.batch_time
+        ORDER BY r.id, o.name LIMIT 1;
+        IF FOUND THEN
+            outcome := CASE WHEN refused.replay IS NULL THEN 'has state' ELSE 'held' END;
+            detail := CASE
+                WHEN refused.replay IS NOT NULL
+                    THEN format('replay %s of output %s is not finished', refused.replay, refused.name)
+                WHEN refused.attempt IS NOT NULL
+                    THEN format('batch %s has a result of output %s, which has a state: the batches after it have read '
+                                'what it made of that', at_time, refused.name)
+                ELSE format('batch %s was left out of the state of output %s, and later batches, up to %s, are in it',
+                            at_time, refused.name, refused.batch_time) END;
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
 
     -- All forgotten batches are older than history_from; those of a quarantined batch's window are kept even so

@@ -4,7 +4,8 @@
 -- than `keep`, and so old that no window, replay or clean-up of blocks depends on it (the pipeline's retention, back
 -- from the oldest unfinished batch). The newest always stays. A quarantined batch stays, with those of its window, until
 -- it is replayed or discarded; so do those of a running replay's window, and a batch with a commit that readers do not see
--- yet. From `history_from` on all batches are there.
+-- yet; and those of an unfinished replay forward. From `history_from` on all batches are there. Versions of outputs' states
+-- are not history: they go when nothing reads them (state_versions_to_delete), whether or not their batches are there.
 -- A deleted batch can't come back: its time has passed (allocate_blocks_to_batch), and an attempt finds no batch.
 -- Locks: the leader's row FOR SHARE, the pipeline's row, then the batches.
 CREATE FUNCTION forebay.clean_up_history(of_term bigint, pipeline bigint, keep interval, max_rows bigint)
@@ -35,6 +36,9 @@ BEGIN
         ELSE least(clock_timestamp() - greatest(keep, locked.retention), locked.last_batch_time - locked.retention,
                    (SELECT min(t.batch_time) FROM batches t
                     WHERE t.pipeline_id = pipeline AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED'))
+                   - locked.retention,
+                   (SELECT min(s.from_time) FROM state_replays s
+                    WHERE s.pipeline_id = pipeline AND s.state IN ('RUNNING', 'STOPPED', 'UNDOING'))
                    - locked.retention) END;
     SELECT max(o.batch_time), count(*) INTO goes_to, looked_at FROM (
         SELECT t.batch_time FROM batches t
@@ -71,6 +75,8 @@ BEGIN
     DELETE FROM batch_allocations a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);
     DELETE FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);
     DELETE FROM batches t WHERE t.pipeline_id = pipeline AND t.batch_time = ANY (gone);
+    DELETE FROM state_replays s WHERE s.pipeline_id = pipeline AND s.to_time <= goes_to AND s.to_time < before
+        AND s.state IN ('COMPLETED', 'UNDONE');
     IF looked_at > 0 THEN
         UPDATE pipelines SET history_from = goes_to + interval '1 us' WHERE id = pipeline;
     END IF;

@@ -2,7 +2,7 @@
 --
 -- A block goes when every live pipeline that reads its stream has it in a finished batch older than the threshold and
 -- than the pipeline's retention (its longest window or replay time), which counts back from now and from the oldest
--- unfinished batch; and when every named reader of the stream has read it. A stream that nothing reads keeps its blocks
+-- unfinished batch, or the first one of an unfinished replay forward; and when every named reader of the stream has read it. A stream that nothing reads keeps its blocks
 -- for the stream's own retention. A live pipeline or reader without a cursor row counts as a cursor at 1. A quarantined
 -- batch's blocks are in kept_ranges: the low mark passes them, their rows stay until the batch releases them, and
 -- log_segments.kept_blocks counts them by segment. The first max_rows of what was released go in each call.
@@ -77,7 +77,11 @@ BEGIN
                      p.last_batch_time - p.retention,
                      (SELECT t.batch_time FROM batches t
                       WHERE t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
-                      ORDER BY t.batch_time LIMIT 1) - greatest(p.retention, interval '1 us')) AS done_with
+                      ORDER BY t.batch_time LIMIT 1) - greatest(p.retention, interval '1 us'),
+                     -- A replay forward reads its batches when it gets to them, and once more if it is undone.
+                     (SELECT min(s.from_time) FROM state_replays s
+                      WHERE s.pipeline_id = p.id AND s.state IN ('RUNNING', 'STOPPED', 'UNDOING'))
+                     - greatest(p.retention, interval '1 us')) AS done_with
         FROM pipelines p
         LEFT JOIN (SELECT k.consumer_id, k.next_sequence FROM cursors k WHERE k.receiver_id = receiver) AS c
              ON c.consumer_id = p.id

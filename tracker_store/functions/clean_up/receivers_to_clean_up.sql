@@ -40,7 +40,10 @@ BEGIN
                      p.last_batch_time - p.retention,
                      (SELECT t.batch_time FROM batches t
                       WHERE t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
-                      ORDER BY t.batch_time LIMIT 1) - greatest(p.retention, interval '1 us')) AS done_with
+                      ORDER BY t.batch_time LIMIT 1) - greatest(p.retention, interval '1 us'),
+                     (SELECT min(s.from_time) FROM state_replays s
+                      WHERE s.pipeline_id = p.id AND s.state IN ('RUNNING', 'STOPPED', 'UNDOING'))
+                     - greatest(p.retention, interval '1 us')) AS done_with
         FROM pipelines p WHERE p.removed_at IS NULL
         UNION ALL
         -- A reader needs nothing of what it has read.

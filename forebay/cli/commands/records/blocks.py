@@ -68,9 +68,14 @@ def _verify(connection: sa.Connection, store: BlockStore, console: Console) -> B
 
 
 def _show(console: Console, report: BlockReport) -> None:
-    console.print(f"{report.blocks:,} blocks read, {report.bytes:,} bytes")
+    states = f", and {report.state_frames:,} frames of outputs' states" if report.state_frames else ""
+    console.print(f"{report.blocks:,} blocks read, {report.bytes:,} bytes{states}")
     for title, names in (
         ("registered blocks that can't be read", [f"{lost.path}: {lost.problem}" for lost in report.lost]),
+        (
+            "frames of states that can't be read",
+            [f"{lost.pipeline}.{lost.output}, {lost.path}: {lost.problem}" for lost in report.lost_states],
+        ),
         ("files that no row names", report.orphans),
         ("segments whose file is missing", report.missing),
     ):
@@ -108,6 +113,17 @@ def _as_json(report: BlockReport) -> dict[str, object]:
         "lost": [
             {"receiver_id": lost.receiver_id, "sequence": lost.sequence, "path": lost.path, "problem": lost.problem}
             for lost in report.lost
+        ],
+        "state_frames": report.state_frames,
+        "lost_states": [
+            {
+                "pipeline": lost.pipeline,
+                "output": lost.output,
+                "batch_time": lost.batch_time.isoformat(),
+                "path": lost.path,
+                "problem": lost.problem,
+            }
+            for lost in report.lost_states
         ],
         "orphans": report.orphans,
         "missing": report.missing,
@@ -232,7 +248,7 @@ def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
         for replica, path, why in done.not_copied:
             console.print(f"not copied to {replica}: {path}: {why}", style="bold red", markup=False)
     unreachable = any(replica.unreachable for replica in report.replicas)
-    raise typer.Exit(1 if report.lost or done.not_copied or unreachable else 0)
+    raise typer.Exit(1 if report.lost or report.lost_states or done.not_copied or unreachable else 0)
 
 
 @app.command()

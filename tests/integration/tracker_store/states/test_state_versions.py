@@ -1,0 +1,379 @@
+"""Test which version of an output's state an attempt reads, and which commit moves the head."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.driver_log.log import INTERVAL, wait_until_blocked
+from tests.support.driver_log.stated_log import (
+    BUCKETS,
+    DECLARATION,
+    OUTPUT,
+    StatedLog,
+    batch_time,
+    frame,
+    make_stated_log,
+)
+from tracker_store.batches import batches, outputs, state_versions
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.state_versions import VersionKey
+from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import (
+    AttemptSupersededError,
+    DriverLogError,
+    StatefulReplayError,
+    StateMovedError,
+)
+from tracker_store.schema.state_chain import CHAIN_STEPS
+from tracker_store.schema.states import AttemptFailure, BatchState
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+T1, T2, T3 = (batch_time(number) for number in (1, 2, 3))
+
+
+@pytest.fixture
+def stated(connection: sa.Connection) -> StatedLog:
+    """Make a log with an output that has a state."""
+    return make_stated_log(connection)
+
+
+def follow(stated: StatedLog, time: datetime, attempt: int) -> bool:
+    return outputs.follow_commit(
+        stated.connection, **stated.where, batch_time=time, attempt=attempt, location="/t", rows=1
+    )
+
+
+def test_each_batch_reads_what_the_one_before_committed(stated: StatedLog) -> None:
+    stated.allocate(1)
+    first = stated.to_read(T1)
+    assert (first.head, first.ordinal, first.buckets, first.hole, first.replay) == (None, 1, None, None, None)
+    one = stated.run(1, allocate=False)
+    assert stated.head() == one == VersionKey(T1, 1)
+    stated.allocate(2)
+    second = stated.to_read(T2)
+    assert (second.head, second.ordinal, second.buckets) == (one, 2, BUCKETS)
+    two = stated.run(2, allocate=False)
+    assert stated.head() == two
+    assert stated.state_attempt(T2) == 1
+    found = state_versions.version(stated.connection, **stated.where, batch_time=T2, attempt=1)
+    assert found is not None
+    assert (found.read, found.ordinal, found.committed, found.schema) == (one, 2, True, {"key": [["user", "string"]]})
+
+
+def test_a_version_whose_frames_are_not_noted_is_not_committed(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    with pytest.raises(StateMovedError, match="not there"):
+        stated.commit(T1, 1)
+    stated.begin(T1, 1, None)
+    with pytest.raises(StateMovedError, match="not whole"):
+        stated.commit(T1, 1)
+    assert outputs.commits_of_batch(stated.connection, stated.pipeline_id, T1) == []
+    assert stated.head() is None
+    stated.note(T1, 1)
+    stated.commit(T1, 1)
+    # Its answer was lost.
+    stated.commit(T1, 1)
+    assert stated.head() == VersionKey(T1, 1)
+
+
+def test_a_superseded_attempt_begins_notes_and_commits_nothing(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    stated.fail(T1, 1, failure=AttemptFailure.LOST)
+    stated.claim(T1, 2)
+    for call in (
+        lambda: stated.begin(T1, 1, None),
+        lambda: stated.note(T1, 1),
+        lambda: stated.commit(T1, 1),
+    ):
+        with pytest.raises(AttemptSupersededError):
+            call()
+    stated.begin(T1, 2, None)
+    stated.note(T1, 2)
+    stated.commit(T1, 2)
+    assert stated.head() == VersionKey(T1, 2)
+
+
+def test_a_run_that_is_launched_again_keeps_what_it_noted_unless_it_reads_another_version(stated: StatedLog) -> None:
+    def frames(time: datetime, attempt: int) -> list[list[Any]] | None:
+        found = state_versions.version(stated.connection, **stated.where, batch_time=time, attempt=attempt)
+        assert found is not None
+        return found.frames
+
+    quarantined = stated.quarantine(1)
+    stated.allocate(2)
+    stated.claim(T2)
+    stated.begin(T2, 1, None)
+    stated.note(T2, 1)
+    noted = frames(T2, 1)
+    stated.begin(T2, 1, None)
+    assert frames(T2, 1) == noted is not None
+    stated.begin(T2, 1, None, buckets=BUCKETS + 1)
+    assert frames(T2, 1) is None
+    stated.note(T2, 1)
+    # The batch before it is replayed meanwhile, and fills its hole.
+    filled = stated.replay(quarantined)
+    with pytest.raises(StateMovedError, match="read that of no batch"):
+        stated.commit(T2, 1)
+    with pytest.raises(StateMovedError, match="read the version of no batch"):
+        stated.begin(T2, 1, None)
+    stated.begin(T2, 1, filled)
+    assert frames(T2, 1) is None
+    stated.note(T2, 1)
+    stated.commit(T2, 1)
+    for call in (lambda: stated.begin(T2, 1, filled), lambda: stated.note(T2, 1, [])):
+        with pytest.raises(StateMovedError, match="committed"):
+            call()
+    assert stated.head() == VersionKey(T2, 1)
+
+
+def test_a_target_s_commit_is_adopted_by_the_next_attempt_with_its_version(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    stated.note(T1, 1)
+    stated.fail(T1, 1, failure=AttemptFailure.LOST)
+    stated.claim(T1, 2)
+    stated.commit(T1, 2, state_attempt=1)
+    stated.complete(T1, 2)
+    assert stated.head() == VersionKey(T1, 1)
+    assert stated.state_attempt(T1) == 1
+    assert stated.run(2) == stated.head()
+
+
+def test_following_a_target_moves_the_head_too_or_records_nothing(stated: StatedLog) -> None:
+    # The attempt wrote no version: the target has a result that the state lacks.
+    stated.quarantine(1)
+    assert not follow(stated, T1, 1)
+    batches.discard_batch(stated.connection, pipeline_id=stated.pipeline_id, batch_time=T1)
+    # It wrote one.
+    stated.allocate(2)
+    stated.claim(T2)
+    stated.begin(T2, 1, None)
+    stated.note(T2, 1)
+    assert not follow(stated, T2, 1), "it runs"
+    assert stated.fail(T2, 1) is BatchState.QUARANTINED
+    assert stated.to_read(T3).hole == T2
+    assert follow(stated, T2, 1)
+    assert not follow(stated, T2, 1)
+    assert stated.head() == VersionKey(T2, 1)
+    assert stated.to_read(T3).hole is None
+    # The head has gone on past it.
+    stated.allocate(3)
+    stated.claim(T3)
+    stated.begin(T3, 1, stated.head())
+    stated.note(T3, 1)
+    stated.fail(T3, 1)
+    four = stated.run(4)
+    assert not follow(stated, T3, 1)
+    assert stated.head() == four
+
+
+def test_a_replay_takes_the_place_of_its_own_batch_s_version_that_was_followed_meanwhile(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    stated.note(T1, 1)
+    stated.fail(T1, 1)
+    attempt = stated.claim_replay(T1)
+    stated.begin(T1, attempt, None)
+    stated.note(T1, attempt)
+    assert follow(stated, T1, 1)
+    assert stated.head() == VersionKey(T1, 1)
+    stated.commit(T1, attempt)
+    stated.complete_replay(T1, attempt)
+    assert stated.head() == VersionKey(T1, attempt)
+    assert stated.versions() == [(VersionKey(T1, 1), False, False), (VersionKey(T1, attempt), True, False)]
+
+
+def test_a_quarantined_batch_is_a_hole_until_it_is_replayed_or_discarded(stated: StatedLog) -> None:
+    stated.run(1)
+    stated.quarantine(2)
+    stated.quarantine(3)
+    assert stated.to_read(batch_time(4)).hole == T2
+    assert stated.to_read(T3).hole == T2
+    assert stated.to_read(T2).hole is None
+    stated.replay(T2)
+    assert stated.to_read(batch_time(4)).hole == T3
+    batches.discard_batch(stated.connection, pipeline_id=stated.pipeline_id, batch_time=T3)
+    assert stated.to_read(batch_time(4)).hole is None
+
+
+def test_a_batch_in_which_the_output_is_not_due_is_no_hole(stated: StatedLog) -> None:
+    slide = {"window": "lines", "length_ms": 20_000, "slide_ms": 20_000}
+    apply_pipeline(
+        stated.connection,
+        name="words",
+        declaration={**DECLARATION, "outputs": {OUTPUT: {"inputs": [slide], "state": {}}}},
+        stream_ids=[stated.log.stream_id],
+        interval=INTERVAL,
+    )
+    stated.quarantine(1)
+    assert stated.to_read(T2).hole is None
+    stated.quarantine(2)
+    assert stated.to_read(T3).hole == T2
+
+
+def test_an_earlier_batch_that_is_not_finished_is_waited_for(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.allocate(2)
+    found = stated.to_read(T2)
+    assert (found.hole, found.unfinished) == (None, T1)
+    stated.run(1, allocate=False)
+    assert stated.to_read(T2).unfinished is None
+
+
+def test_only_what_no_later_batch_has_read_can_be_replayed(stated: StatedLog) -> None:
+    stated.run(1)
+    with pytest.raises(StatefulReplayError, match=r"has a result of output totals.*--forward"):
+        stated.claim_replay(T1)
+    # Other outputs of the batch can.
+    attempt = stated.claim_replay(T1, stateful=[])
+    stated.fail(T1, attempt)
+    stated.quarantine(2)
+    # It is skipped.
+    stated.run(3)
+    with pytest.raises(StatefulReplayError, match=r"left out of the state.*--forward"):
+        stated.claim_replay(T2)
+    assert batches.running_batches(stated.connection, stated.pipeline_id) == []
+
+
+def test_two_commits_of_two_batches_that_read_the_same_version(stated: StatedLog, engine: sa.Engine) -> None:
+    """Whichever comes second waits for the head, and is refused."""
+    stated.quarantine(1)
+    stated.allocate(2)
+    stated.claim(T2)
+    stated.begin(T2, 1, None)
+    stated.note(T2, 1)
+    attempt = stated.claim_replay(T1)
+    stated.begin(T1, attempt, None)
+    stated.note(T1, attempt)
+
+    def commit(connection: sa.Connection, batch: tuple[datetime, int], refused: list[BaseException]) -> None:
+        try:
+            stated.on(connection).commit(*batch)
+        except StateMovedError as error:
+            refused.append(error)
+
+    for first, second in (((T1, attempt), (T2, 1)), ((T2, 1), (T1, attempt))):
+        refused: list[BaseException] = []
+        with connect(engine) as one, connect(engine) as two:
+            one.exec_driver_sql("BEGIN")
+            stated.on(one).commit(*first)
+
+            thread = threading.Thread(target=commit, args=(two, second, refused))
+            thread.start()
+            wait_until_blocked(stated.connection)
+            one.exec_driver_sql("COMMIT")
+            thread.join(30)
+        assert len(refused) == 1
+        assert stated.head() == VersionKey(*first)
+        assert [commit.batch_time for commit in _commits(stated)] == [first[0]]
+        # Begin again as if none had been.
+        for table in ("state_heads", "output_commits"):
+            stated.connection.execute(sa.text(f"DELETE FROM forebay.{table}"))
+        stated.connection.execute(sa.text("UPDATE forebay.state_versions SET committed_at = NULL"))
+
+
+def _commits(stated: StatedLog) -> list[outputs.OutputCommit]:
+    return [
+        commit for time in (T1, T2) for commit in outputs.commits_of_batch(stated.connection, stated.pipeline_id, time)
+    ]
+
+
+def test_a_chain_begins_for_each_bucket_with_its_newest_full_frame(stated: StatedLog) -> None:
+    def paths(version: VersionKey | None) -> list[list[str]]:
+        found = state_versions.chain(stated.connection, **stated.where, version=version)
+        return [[row[1] for row in frames] for frames in found]
+
+    assert paths(None) == []
+    one = stated.run(1, frames=[frame(0, "a0", is_full=True), frame(1, "a1", is_full=True)])
+    two = stated.run(2, frames=[frame(0, "b0", is_full=False)])
+    three = stated.run(3, frames=[frame(1, "c1", is_full=True), frame(0, "c0", is_full=False)])
+    four = stated.run(4, frames=[])
+    assert paths(one) == [["a0", "a1"]]
+    assert paths(two) == [["a0", "a1"], ["b0"]]
+    assert paths(three) == paths(four) == [["a0"], ["b0"], ["c1", "c0"]]
+    five = stated.run(5, frames=[frame(0, "e0", is_full=True)])
+    assert paths(five) == [["c1"], ["e0"]]
+
+
+def test_a_chain_does_not_go_past_another_schema_or_number_of_buckets(stated: StatedLog) -> None:
+    one = stated.run(1, frames=[frame(0, "a0", is_full=True), frame(1, "a1", is_full=True)])
+    time = stated.allocate(2)
+    stated.claim(time)
+    stated.begin(time, 1, one, schema_version=2)
+    stated.note(time, 1, [frame(0, "b0", is_full=True)])
+    stated.commit(time, 1)
+    found = state_versions.chain(stated.connection, **stated.where, version=VersionKey(time, 1))
+    assert found == [[frame(0, "b0", is_full=True)]]
+
+
+def test_a_chain_that_lacks_a_version_is_refused(stated: StatedLog) -> None:
+    one = stated.run(1, frames=[frame(0, "a0", is_full=True)])
+    two = stated.run(2, frames=[frame(0, "b0", is_full=False)])
+    stated.connection.execute(
+        sa.text("DELETE FROM forebay.state_versions WHERE batch_time = :t"), {"t": one.batch_time}
+    )
+    with pytest.raises(DriverLogError, match="what was before the version of batch 2026-01-01T12:00:20"):
+        state_versions.chain(stated.connection, **stated.where, version=two)
+    with pytest.raises(DriverLogError, match="the version of batch 2026-01-01T12:00:10"):
+        state_versions.chain(stated.connection, **stated.where, version=one)
+
+
+def test_an_interval_without_records_runs_if_a_key_expires(stated: StatedLog) -> None:
+    def state(number: int) -> BatchState:
+        batch = batches.get_batch(stated.connection, stated.pipeline_id, stated.allocate(number, records=False))
+        assert batch is not None
+        return batch.state
+
+    def declare(**changed: object) -> None:
+        apply_pipeline(
+            stated.connection,
+            name="words",
+            declaration={**DECLARATION, **changed},
+            stream_ids=[stated.log.stream_id],
+            interval=INTERVAL,
+        )
+
+    stated.run(1, next_expiry=batch_time(3))
+    assert state(2) is BatchState.COMPLETED
+    declare(settings={"run_empty_batches": False})
+    assert state(3) is BatchState.COMPLETED
+    declare(outputs={OUTPUT: {"inputs": ["lines"]}})
+    assert state(4) is BatchState.COMPLETED
+    declare(outputs={"other": {"inputs": ["lines"], "state": {}}})
+    assert state(5) is BatchState.COMPLETED
+    slide = {"window": "lines", "length_ms": 20_000, "slide_ms": 20_000}
+    declare(outputs={OUTPUT: {"inputs": [slide], "state": {}}})
+    assert state(7) is BatchState.COMPLETED
+    declare()
+    assert state(8) is BatchState.ALLOCATED
+    stated.run(8, allocate=False, next_expiry=None)
+    assert state(9) is BatchState.COMPLETED
+
+
+def test_reading_costs_no_more_than_the_chain(stated: StatedLog) -> None:
+    """A long history before it is not read: at most CHAIN_STEPS versions are."""
+    stated.connection.execute(
+        sa.text("""
+            INSERT INTO forebay.state_versions (pipeline_id, output, batch_time, attempt, ordinal, read_batch_time,
+                read_attempt, schema_version, schema, buckets, folder, frames, committed_at)
+            SELECT :p, :o, :t + n * interval '10 s', 1, n + 1, CASE WHEN n > 0 THEN :t + (n - 1) * interval '10 s' END,
+                CASE WHEN n > 0 THEN 1 END, 1, '{}', 1, 'f' || n,
+                jsonb_build_array(jsonb_build_array(0, 'p' || n, 0, 1, 1, 1, n % 32 = 0, NULL)), clock_timestamp()
+            FROM generate_series(0, 320) AS n
+        """),
+        {"p": stated.pipeline_id, "o": OUTPUT, "t": T1},
+    )
+    found = state_versions.chain(stated.connection, **stated.where, version=VersionKey(T1 + 319 * INTERVAL, 1))
+    assert [frames[0][1] for frames in found] == [f"p{n}" for n in range(288, 320)]
+    assert len(found) == CHAIN_STEPS

@@ -1,0 +1,48 @@
+CREATE VIEW forebay.state_status AS
+SELECT p.name AS pipeline, h.pipeline_id, h.output, h.batch_time, h.attempt, v.ordinal, v.keys, v.bytes,
+       v.changed, v.deleted, v.next_expiry, h.schema_version, h.buckets, h.generation, h.moved_at,
+       kept.versions, kept.bytes AS stored_bytes,
+       replay.id AS replay, replay.state AS replay_state, replay.from_time AS replay_from,
+       replay.head_batch_time AS replayed_to, replay.to_time AS replay_to
+FROM forebay.state_heads h
+JOIN forebay.pipelines p ON p.id = h.pipeline_id
+LEFT JOIN forebay.state_versions v ON v.pipeline_id = h.pipeline_id AND v.output = h.output
+     AND v.batch_time = h.batch_time AND v.attempt = h.attempt
+LEFT JOIN LATERAL (
+    SELECT count(*) AS versions, coalesce(sum(k.bytes), 0)::bigint AS bytes FROM forebay.state_versions k
+    WHERE k.pipeline_id = h.pipeline_id AND k.output = h.output) AS kept ON true
+LEFT JOIN forebay.state_replays replay ON replay.pipeline_id = h.pipeline_id AND replay.output = h.output
+     AND replay.state IN ('RUNNING', 'STOPPED', 'UNDOING')
+WHERE p.removed_at IS NULL;
+
+COMMENT ON VIEW forebay.state_status IS
+    'The state of each output that has one: the version in force, what is stored of it, and a replay forward that is not '
+    'finished. Costs the stored versions of each output, unless neither versions nor stored_bytes is asked for.';
+COMMENT ON COLUMN forebay.state_status.pipeline IS 'The pipeline';
+COMMENT ON COLUMN forebay.state_status.pipeline_id IS 'The pipeline''s id';
+COMMENT ON COLUMN forebay.state_status.output IS 'The output whose state it is, by name';
+COMMENT ON COLUMN forebay.state_status.batch_time IS 'The newest batch that is in the state';
+COMMENT ON COLUMN forebay.state_status.attempt IS 'The attempt that wrote that version';
+COMMENT ON COLUMN forebay.state_status.ordinal IS 'How many versions its chain has had, with this one';
+COMMENT ON COLUMN forebay.state_status.keys IS 'How many keys the state has; null: not known';
+COMMENT ON COLUMN forebay.state_status.bytes IS 'The length of what that version wrote, in bytes';
+COMMENT ON COLUMN forebay.state_status.changed IS 'How many keys it added or changed';
+COMMENT ON COLUMN forebay.state_status.deleted IS 'How many keys it deleted, expired ones too';
+COMMENT ON COLUMN forebay.state_status.next_expiry IS
+    'When the next key expires: an interval without records runs then; null: none does';
+COMMENT ON COLUMN forebay.state_status.schema_version IS 'The state''s `version`, as it was declared for that batch';
+COMMENT ON COLUMN forebay.state_status.buckets IS 'Over how many buckets its keys are spread';
+COMMENT ON COLUMN forebay.state_status.generation IS
+    'Raised by one each time that a replay forward, or its undoing, put another chain in force';
+COMMENT ON COLUMN forebay.state_status.moved_at IS 'When that version was committed, or put in force again';
+COMMENT ON COLUMN forebay.state_status.versions IS
+    'How many versions are stored: those that are read, or were until an hour ago, and those of attempts';
+COMMENT ON COLUMN forebay.state_status.stored_bytes IS 'The length of all of them, in bytes; of each replica alike';
+COMMENT ON COLUMN forebay.state_status.replay IS
+    'The replay forward that is not finished, for which new batches of the output wait; null: there is none';
+COMMENT ON COLUMN forebay.state_status.replay_state IS
+    'RUNNING, STOPPED (by a person, or a failure) or UNDOING; null with it';
+COMMENT ON COLUMN forebay.state_status.replay_from IS 'The first batch that it runs again; null with it';
+COMMENT ON COLUMN forebay.state_status.replayed_to IS
+    'Results of batches from replay_from up to here are the replay''s; null: none yet';
+COMMENT ON COLUMN forebay.state_status.replay_to IS 'The last batch that it runs again; null with it';
