@@ -1,4 +1,4 @@
-"""Check testing.md, parse-records.md and state.md in docs/how-to: their pipelines' tests pass, as a reader runs them."""
+"""Check docs/how-to/testing.md, parse-records.md and state.md: the tests of their pipelines pass for a reader."""
 
 from __future__ import annotations
 
