@@ -8,7 +8,7 @@ from orchestration.declarations.pipeline import Output as Output
 from orchestration.declarations.pipeline import Pipeline as Pipeline
 from orchestration.declarations.pipeline import Stream as Stream
 from orchestration.declarations.pipeline import Window as Window
-from orchestration.declarations.state import State as State
+from orchestration.declarations.state.declared import State as State
 from orchestration.sinks.console import ConsoleSink as ConsoleSink
 from orchestration.sinks.foreach_batch import ForeachBatchSink as ForeachBatchSink
 from orchestration.sinks.parquet.parquet import ParquetSink as ParquetSink

@@ -44,6 +44,7 @@ _COMMANDS = {
     "readers": ("readers", "app"),
     "channels": ("channels", "channels"),
     "batches": ("batches.batches", "app"),
+    "state": ("state.state", "app"),
     "blocks": ("records.blocks", "app"),
     "dead-letters": ("records.dead_letters", "app"),
     "events": ("events", "events"),

@@ -10,15 +10,15 @@ import time as monotonic
 from typing import TYPE_CHECKING
 
 import structlog
-from tracker_store.batches.state_replays import end_undoing, next_batch, state_replay, stop_state_replay
 
 from orchestration.batches.batch_run import replay_batch
 from orchestration.replays.replay import ReplayedBatch
+from tracker_store.batches.state_replays import end_undoing, next_batch, state_replay, stop_state_replay
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.schema.states import StateReplayState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from pyspark.sql import SparkSession
 
@@ -35,7 +35,7 @@ def replay_forward(
     run_id: str,
     settings: Settings,
     session: Callable[[], SparkSession],
-) -> Iterator[ReplayedBatch]:
+) -> Generator[ReplayedBatch]:
     """Run, or restore, the batches that are left of a replay forward; a failure stops it, and is the last one returned.
 
     A caller that closes the iterator stops the replay too. Raises DriverLogError.

@@ -26,6 +26,8 @@ class OutputCommit:
     location: str
     rows: int | None
     code_version: str | None = None
+    #: The attempt that wrote the version of the output's state that goes with it; None: the output has none.
+    state_attempt: int | None = None
 
 
 def commit_output(
@@ -82,7 +84,7 @@ def commits_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: da
     with named_failures():
         rows = connection.execute(
             sa.text("""
-                SELECT output, batch_time, attempt, location, rows, code_version
+                SELECT output, batch_time, attempt, location, rows, code_version, state_attempt
                 FROM forebay.output_commits
                 WHERE pipeline_id = :pipeline AND batch_time = :time
                 ORDER BY output
@@ -99,7 +101,7 @@ def commit_of_output(
     with named_failures():
         row = connection.execute(
             sa.text("""
-                SELECT output, batch_time, attempt, location, rows, code_version
+                SELECT output, batch_time, attempt, location, rows, code_version, state_attempt
                 FROM forebay.output_commits
                 WHERE pipeline_id = :pipeline AND output = :output AND batch_time = :time
             """),
@@ -109,7 +111,9 @@ def commit_of_output(
 
 
 def _commit(row: sa.Row[Any]) -> OutputCommit:
-    return OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows, row.code_version)
+    return OutputCommit(
+        row.output, row.batch_time, row.attempt, row.location, row.rows, row.code_version, row.state_attempt
+    )
 
 
 def commits_to_publish(

@@ -228,3 +228,73 @@ def end_undoing(connection: sa.Connection, replay_id: int) -> None:
     Raises DriverLogError while a batch is left.
     """
     _move(connection, replay_id, StateReplayState.UNDONE)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCost:
+    """Count what a replay forward runs again; records and bytes are those of the batches' own blocks."""
+
+    batches: int
+    records: int
+    bytes: int
+
+
+def forward_cost(connection: sa.Connection, *, pipeline_id: int, output: str, from_time: datetime) -> ForwardCost:
+    """Count what a replay forward from a batch on would run. No locks; costs these batches."""
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT count(*) AS batches, coalesce(sum(b.records), 0)::bigint AS records,
+                    coalesce(sum(b.bytes), 0)::bigint AS bytes
+                FROM forebay.batches b
+                JOIN forebay.state_heads h ON h.pipeline_id = b.pipeline_id AND h.output = :output
+                WHERE b.pipeline_id = :pipeline
+                  AND b.batch_time BETWEEN :from AND h.batch_time
+                  AND (
+                      b.state = 'QUARANTINED'
+                      OR EXISTS (
+                          SELECT
+                          FROM forebay.output_commits c
+                          WHERE c.pipeline_id = b.pipeline_id AND c.output = :output AND c.batch_time = b.batch_time
+                          OFFSET 0
+                      )
+                  )
+            """),
+            {"pipeline": pipeline_id, "output": output, "from": from_time},
+        ).one()
+    return ForwardCost(row.batches, row.records, row.bytes)
+
+
+def batches_left(connection: sa.Connection, replay_id: int) -> int:
+    """Count the batches that a replay forward, or its undoing, has left at most. No locks; costs these batches."""
+    replay = state_replay(connection, replay_id)
+    is_undoing = replay.state is StateReplayState.UNDOING
+    after = None if is_undoing or replay.head is None else replay.head.batch_time
+    until = replay.head.batch_time if is_undoing and replay.head is not None else replay.to_time
+    with named_failures():
+        count: int = connection.execute(
+            sa.text("""
+                SELECT count(*)
+                FROM forebay.batches b
+                WHERE b.pipeline_id = :pipeline
+                  AND b.batch_time BETWEEN :from AND :to
+                  AND (CAST(:after AS timestamptz) IS NULL OR b.batch_time > :after)
+                  AND (
+                      b.state = 'QUARANTINED'
+                      OR EXISTS (
+                          SELECT
+                          FROM forebay.output_commits c
+                          WHERE c.pipeline_id = b.pipeline_id AND c.output = :output AND c.batch_time = b.batch_time
+                          OFFSET 0
+                      )
+                  )
+            """),
+            {
+                "pipeline": replay.pipeline_id,
+                "output": replay.output,
+                "from": replay.from_time,
+                "to": until,
+                "after": after,
+            },
+        ).scalar_one()
+    return count

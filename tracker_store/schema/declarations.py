@@ -54,6 +54,7 @@ class OutputDeclaration:
     sink: Mapping[str, Any]
     slide: timedelta | None
     windows: tuple[WindowDeclaration, ...] = ()
+    has_state: bool = False
 
     def is_due(self, batch_time: datetime) -> bool:
         """Return whether the output is computed in this batch."""
@@ -106,4 +107,5 @@ def _output(declaration: Mapping[str, Any]) -> OutputDeclaration:
         tuple(
             WindowDeclaration(entry["window"], timedelta(milliseconds=entry["length_ms"]), slide) for entry in windows
         ),
+        has_state=bool(declaration.get("state")),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -110,7 +110,7 @@ class Batches:
 
 def test_batches_and_attempts_move_in_every_way_of_their_tables(log: Log) -> None:
     made = Batches(log)
-    key = {"pipeline_id": log.pipeline_id}
+    key: dict[str, Any] = {"pipeline_id": log.pipeline_id}
 
     # It claims and fails in each way; then it is completed.
     time = made.allocated()

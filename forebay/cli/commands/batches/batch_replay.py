@@ -6,7 +6,7 @@ import json
 import uuid
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich import box
@@ -15,11 +15,13 @@ from rich.table import Table
 from forebay.cli.commands.batches.batch_bisect import declared_pipeline
 from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, bound_time, named_batch
 from forebay.cli.commands.batches.replay_following import ReplayedRow, ReplayRun
+from forebay.cli.commands.state.state_replay import replay_from
 from forebay.cli.instance import names
 from forebay.cli.instance.dagster_home import URL_FILE, kept_token
 from forebay.cli.instance.database import database_url, driver_log
 from forebay.cli.services.running_module import UNLESS_GIVEN
 from forebay.cli.services.supervisor_lock import lock_holder
+from forebay.cli.terminal.confirmation import Yes  # noqa: TC001  Typer reads it
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
 from orchestration.declarations.settings import Settings
@@ -78,6 +80,11 @@ def replay(
     quarantined: Annotated[  # noqa: FBT002
         bool, typer.Option("--quarantined", help="Only QUARANTINED batches: of the range, or all.")
     ] = False,
+    forward: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--forward", help="Of an output with a state: run TIME and every later batch again, in order."),
+    ] = False,
+    yes: Yes = False,  # noqa: FBT002
     local: Annotated[bool, typer.Option("--local", help="Run in this process, even if Dagster runs.")] = False,  # noqa: FBT002
     module: Annotated[str | None, typer.Option(help=f"The module that declares it; {UNLESS_GIVEN}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
@@ -98,6 +105,10 @@ def replay(
 
     With --quarantined, and no times, all QUARANTINED batches run again, from the oldest on: after a fix.
 
+    An output with a state is run again with --forward: the batch at TIME with the state that it had, and then every
+    later batch with the state that the one before it leaves. This process runs them, after a question. New batches of
+    the output wait; `forebay state resume` goes on with what was stopped, and `forebay state undo` takes it back.
+
     For example:
 
         forebay batches replay words
@@ -105,7 +116,10 @@ def replay(
         forebay batches replay words --from 2026-01-31 --to 2026-02-01
         forebay batches replay words --failed-outputs-only
         forebay batches replay words --quarantined
+        forebay batches replay words 12:00:00 --forward
     """
+    if forward:
+        _forward(pipeline, batch_time, output or [], module=module, yes=yes)
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     if batch_time and (from_time or to_time):
         message = "give TIME for one batch, or --from and --to for a range, not both"
@@ -157,6 +171,17 @@ def replay(
             table.add_row(f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}", row.outcome)
         console.print(table)
     raise typer.Exit(0 if all(row.outcome == "replayed" for row in rows) else 1)
+
+
+def _forward(pipeline: str, batch_time: str, outputs: list[str], *, module: str | None, yes: bool) -> NoReturn:
+    """Run the batch and every later one again, and exit."""
+    if not batch_time:
+        message = "--forward needs TIME, the first batch to run again"
+        raise typer.BadParameter(message)
+    with driver_log(Console(stderr=True), application_name="forebay batches replay") as connection:
+        pipeline_id = get_pipeline(connection, pipeline).pipeline_id
+        first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline, latest_of=REPLAYABLE).batch_time
+    raise typer.Exit(0 if replay_from(pipeline, first, outputs, module=module, yes=yes) else 1)
 
 
 def _in_process(
