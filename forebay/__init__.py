@@ -17,7 +17,7 @@ shadowing.check()
 _PLACES = {
     "Batch": "orchestration.declarations.batch",
     "ConsoleSink": "orchestration.sinks.console",
-    "DeclarationError": "orchestration.declarations.pipeline",
+    "DeclarationError": "orchestration.declarations.declaration_error",
     "EnvVar": "receiver_runtime.sources.fields.secret",
     "ForeachBatchSink": "orchestration.sinks.foreach_batch",
     "Output": "orchestration.declarations.pipeline",
@@ -29,8 +29,8 @@ _PLACES = {
     "Stream": "orchestration.declarations.pipeline",
     "Totals": "orchestration.sinks.postgres.postgres_totals",
     "Window": "orchestration.declarations.pipeline",
-    "map_with_state": "orchestration.state.per_key",
-    "update_state_by_key": "orchestration.state.per_key",
+    "map_with_state": "orchestration.declarations.state.per_key",
+    "update_state_by_key": "orchestration.declarations.state.per_key",
 }
 # Also what is imported when it is asked for, of Forebay alone: no other package may break `import *`.
 __all__ = [

@@ -5,7 +5,7 @@ Importing this loads neither Dagster nor Spark.
 
 from __future__ import annotations
 
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import (
     DAILY,
     HOURLY,

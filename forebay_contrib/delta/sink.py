@@ -21,7 +21,7 @@ from forebay_contrib.delta.retention import has_forgotten
 from forebay_contrib.delta.table_place import TablePlace
 from forebay_contrib.delta.tables import columns_of, description, is_own, not_written, without_feature
 from forebay_contrib.delta.upkeep import look_after
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, SinkError, TargetCheck, TargetUnavailableError
 from orchestration.sinks.column_changes import (
     ArrowDialect,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay_contrib.delta.conditional_put import has_conditional_put
 from forebay_contrib.delta.delta_files import DeltaFiles
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import SinkError, TargetUnavailableError
 from orchestration.sinks.declared_directory import declared_directory
 from orchestration.sinks.file_stores import LocalFiles

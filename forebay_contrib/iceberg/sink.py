@@ -42,7 +42,7 @@ from forebay_contrib.iceberg.replacement import (
     replace_batch,
 )
 from forebay_contrib.iceberg.upkeep import look_after
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import HOURLY, Committed, Place, SinkError
 from orchestration.sinks.column_changes import ColumnChanges, checked_policy, declared_policy
 from orchestration.sinks.file_table import FileTableSink, batch_folder

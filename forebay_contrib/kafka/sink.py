@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 from pydantic import ValidationError
 
 from forebay_contrib.kafka.records import AS_JSON, TOPIC, RecordColumns
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import (
     AttemptOutdatedError,
     Committed,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from orchestration.declarations.pipeline import PER_HOST, DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
+from orchestration.declarations.pipeline import PER_HOST
 from orchestration.declarations.renames import idle_renames, refuse_to_rename, removal, renames
 from orchestration.declarations.sink_kinds import place_of
 from receiver_runtime.sources.plugins import PluginError

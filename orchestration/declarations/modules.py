@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from orchestration.declarations.pipeline import DeclarationError, Pipeline
+from orchestration.declarations.declaration_error import DeclarationError
+from orchestration.declarations.pipeline import Pipeline
 from orchestration.declarations.project_code import OWN_PACKAGES, is_of_project
 from tracker_store.close_names import did_you_mean
 from tracker_store.host.code_in_force import load_code_in_force

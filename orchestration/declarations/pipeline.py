@@ -10,13 +10,14 @@ import functools
 import inspect
 import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, get_args
 
 from pydantic import ValidationError
 
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.declarations.sink import Sink
+from orchestration.declarations.state.declared import State
 from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.records.declared import Records
@@ -26,13 +27,11 @@ from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
 
     import dagster as dg
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
-    from orchestration.declarations.state.declared import State
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]
@@ -49,32 +48,6 @@ _Arguments = ParamSpec("_Arguments")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A folder has the names of a pipeline and an output together, and a file system takes 255 bytes.
 _MOST_LETTERS = 120
-
-
-_PACKAGES = ("forebay", "forebay_contrib", "orchestration", "receiver_runtime", "tracker_store")
-_ROOT = Path(__file__).parents[2]
-# Which call Forebay by themselves: no line of theirs is that of a declaration.
-_CALLERS = frozenset({"click", "dagster", "typer"})
-
-
-class DeclarationError(ValueError):
-    """Your declaration of a stream, pipeline or output can't work; the message says what to change, and where."""
-
-    def __init__(self, message: str) -> None:
-        """Append the line of the declaration, `location`, to the message."""
-        self.location = _line_of_the_user(inspect.currentframe())
-        super().__init__(message if self.location is None else f"{message} ({self.location})")
-
-
-def _line_of_the_user(frame: FrameType | None) -> str | None:
-    """Return FILE:LINE of the innermost frame that is not Forebay's own; None if that is its caller's, or all are."""
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] not in _CALLERS:
-        path = Path(frame.f_code.co_filename)
-        ours = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
-        if not ours and path.name and not path.name.startswith("<"):
-            return f"{path}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
 
 
 def _checked_name(kind: str, name: str) -> str:
@@ -529,8 +502,6 @@ class Pipeline:
         return declare
 
     def _check_state(self, where: str, state: State | None) -> None:
-        from orchestration.declarations.state.declared import State  # noqa: PLC0415  it has DeclarationError from here
-
         if state is None:
             return
         if not isinstance(state, State):

@@ -200,7 +200,7 @@ def _twin(column: str, table: Collection[str]) -> str | None:
 
 def checked_policy(columns: ColumnPolicy | None, sink: str) -> ColumnPolicy | None:
     """Return the choice of a sink's declaration; None: by who made the table. Raises DeclarationError."""
-    from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415  as in refused_rows
+    from orchestration.declarations.declaration_error import DeclarationError  # noqa: PLC0415  as in refused_rows
 
     if columns is not None and columns not in get_args(ColumnPolicy):
         message = f"{sink}: columns={columns!r} must be one of {', '.join(get_args(ColumnPolicy))}"

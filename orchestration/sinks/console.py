@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import DeliveryGuarantee, Sink, Written
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import Place, TargetCheck
 from receiver_runtime.block_store.roots import not_a_directory, without_secrets
 

@@ -73,7 +73,7 @@ class FoldersOfValues:
 
 def checked_partitions(partition_by: Sequence[str] | str, *, compact: bool) -> tuple[str, ...]:
     """Return the columns of a declaration. Raises DeclarationError."""
-    from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415  workers declare nothing
+    from orchestration.declarations.declaration_error import DeclarationError  # noqa: PLC0415  workers declare nothing
 
     columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
     message = None

@@ -88,7 +88,7 @@ class RefusedRows:
 
 def checked_choice(on_bad_rows: OnBadRows, sink: str) -> OnBadRows:
     """Return the choice of a sink's declaration. Raises DeclarationError."""
-    from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415  workers declare nothing
+    from orchestration.declarations.declaration_error import DeclarationError  # noqa: PLC0415  workers declare nothing
 
     if on_bad_rows not in get_args(OnBadRows):
         message = f"{sink}: on_bad_rows={on_bad_rows!r} must be one of {', '.join(get_args(OnBadRows))}"

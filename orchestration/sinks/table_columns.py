@@ -28,7 +28,7 @@ _KNOWN = frozenset(
 
 def checked_mode(mode: Mode, key: Sequence[str] | str | None, sink: str) -> tuple[Mode, tuple[str, ...]]:
     """Return the mode and the key of a sink's declaration. Raises DeclarationError."""
-    from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415  as in refused_rows
+    from orchestration.declarations.declaration_error import DeclarationError  # noqa: PLC0415  as in refused_rows
 
     columns = (key,) if isinstance(key, str) else tuple(key or ())
     message = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from orchestration.declarations.state.schema import Columns
+    from orchestration.state.state_schema import Columns
 
 _BUCKET, _HASH = "bucket", "hash"
 

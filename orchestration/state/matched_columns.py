@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-    from orchestration.declarations.state.schema import Columns
+    from orchestration.state.state_schema import Columns
 
 _FLOAT_BITS = {32: 16, 64: 32}  # the widest integers of which a FLOAT, a DOUBLE, holds every one
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # that integers have

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestration.declarations.state.schema import IS_EXPIRED, StateSchema
 from orchestration.state.state_frame import Chain, by_bucket, may_expire
+from orchestration.state.state_schema import IS_EXPIRED, StateSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestration.declarations.state.schema import EXPIRES_AT, IS_EXPIRED, StateSchema
 from orchestration.state.state_frame import StateError, microseconds
+from orchestration.state.state_schema import EXPIRES_AT, IS_EXPIRED, StateSchema
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from tracker_store.long_texts import shortened
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orchestration.declarations.state.schema import IS_EXPIRED
 from orchestration.state.state_frame import by_bucket
 from orchestration.state.state_rows import all_rows, frame_schema
+from orchestration.state.state_schema import IS_EXPIRED
 from orchestration.state.state_segments import read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from orchestration.declarations.state.schema import StateSchema
     from orchestration.state.state_frame import StateFrame
+    from orchestration.state.state_schema import StateSchema
     from orchestration.state.state_segments import StatePlace
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  as Spark's documentation names it
 
-from orchestration.declarations.state.schema import EXPIRES_AT, IS_EXPIRED
+from orchestration.state.state_schema import EXPIRES_AT, IS_EXPIRED
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import Column, DataFrame
 
-    from orchestration.declarations.state.schema import StateSchema
+    from orchestration.state.state_schema import StateSchema
 
 
 def of_keys(whole: DataFrame, schema: StateSchema, keys: DataFrame, batch_time: datetime) -> DataFrame:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.declarations.state.schema import StateSchema
     from orchestration.state.bucketed_rows import BucketRows
+    from orchestration.state.state_schema import StateSchema
     from orchestration.state.state_segments import StatePlace, StateSegment
     from receiver_runtime.block_store.stores.interface import BlockStore
 

@@ -32,8 +32,8 @@ from orchestration.declarations.apply import (
 )
 from orchestration.declarations.asked_targets import ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.modules import IMPORT_FAILS, PipelineModuleError, load_pipelines, said_in_a_line
-from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.project_code import CodeCopies, same_code
 from orchestration.declarations.questions import NOTHING_DECIDED, undecided
 from orchestration.declarations.settings import Settings

@@ -21,7 +21,8 @@ import typer
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.failures import CommandError, clear_errors
 from forebay.shadowing import PACKAGES
-from orchestration.declarations.pipeline import DeclarationError, Pipeline
+from orchestration.declarations.declaration_error import DeclarationError
+from orchestration.declarations.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

@@ -57,8 +57,8 @@ from forebay.cli.terminal.failures import CommandError, clear_errors
 from orchestration.declarations.apply import Change, absent_pipelines, apply, difference, refuse, rename_hints
 from orchestration.declarations.asked_targets import PAUSED, ask_targets
 from orchestration.declarations.compatibility import declared
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
-from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.project_file import project_definitions
 from orchestration.declarations.questions import NOTHING_DECIDED, Decided, mistyped_stops, undecided
 from orchestration.declarations.settings import NO_TOKEN, Settings

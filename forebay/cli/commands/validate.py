@@ -35,8 +35,8 @@ from orchestration.declarations.apply import (
     rename_hints,
 )
 from orchestration.declarations.asked_targets import ask_targets
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.modules import PipelineModuleError, load_pipelines
-from orchestration.declarations.pipeline import DeclarationError
 from orchestration.declarations.questions import NOTHING_DECIDED, undecided
 from orchestration.declarations.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.reading.batch_reader import declared_columns

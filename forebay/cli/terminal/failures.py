@@ -21,8 +21,8 @@ class CommandError(Exception):
 
 def _known_errors() -> tuple[type[Exception], ...]:
     """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
+    from orchestration.declarations.declaration_error import DeclarationError  # noqa: PLC0415
     from orchestration.declarations.modules import PipelineModuleError  # noqa: PLC0415
-    from orchestration.declarations.pipeline import DeclarationError  # noqa: PLC0415
     from orchestration.declarations.project_file import ProjectFileError  # noqa: PLC0415
     from orchestration.declarations.settings import DatabaseUrlMissingError, ModuleMissingError  # noqa: PLC0415
     from orchestration.replays.replay_choice import ReplayError  # noqa: PLC0415

@@ -11,7 +11,7 @@ from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, Stru
 from forebay import EnvVar, KafkaSink
 from forebay_contrib.kafka import cluster as clients
 from forebay_contrib.kafka.tokens import Tokens
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import SinkError, TargetUnavailableError
 from tests.integration.orchestration.frame_without_spark import words
 from tests.integration.orchestration.target_database import attempt

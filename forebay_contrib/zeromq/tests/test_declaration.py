@@ -6,7 +6,7 @@ import pytest
 
 from forebay import Stream
 from forebay.sources import ZeroMQ
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from receiver_runtime.sources.source import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 

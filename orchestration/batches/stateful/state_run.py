@@ -13,8 +13,8 @@ import structlog
 
 from orchestration.batches.stateful.state_function import keys_of
 from orchestration.declarations.sink import SinkError, TargetUnavailableError, checked_result
-from orchestration.declarations.state.schema import StateSchema
 from orchestration.spark.statement_retry import retry_statement
+from orchestration.state.state_schema import StateSchema
 from tracker_store.batches import state_versions
 from tracker_store.connection.engine import connect
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
-    from tracker_store.batches.state_versions import StateToRead, StateVersion
 
     from orchestration.declarations.pipeline import Output
     from orchestration.declarations.settings import Settings
     from orchestration.declarations.sink import OutputAttempt
     from orchestration.declarations.state.declared import State
     from orchestration.state.writing import WrittenState
+    from tracker_store.batches.state_versions import StateToRead, StateVersion
 
 log = structlog.get_logger(__name__)
 

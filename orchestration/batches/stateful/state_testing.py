@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from orchestration.batches.stateful.state_function import checked_pair, keys_of
 from orchestration.declarations.sink import SinkError
-from orchestration.declarations.state.schema import EXPIRES_AT, IS_EXPIRED, ddl
+from orchestration.state.state_schema import EXPIRES_AT, IS_EXPIRED, ddl
 from receiver_runtime.block_store.frames.columns import arrow_schema
 from receiver_runtime.sources.records.ddl import quoted
 

@@ -16,7 +16,7 @@ from orchestration.batches.batch_schedule import declaration_fingerprint
 from orchestration.declarations.apply import apply, is_applied, refuse
 from orchestration.declarations.asked_targets import PAUSED, ask_targets
 from orchestration.declarations.compatibility import declared, needs_a_person
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from tracker_store.batches.pipelines import list_pipelines, stream_declarations
 from tracker_store.connection.errors import SharedPlaceError, StrandingChangeError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.state.schema import StateSchema, ddl
+from orchestration.declarations.declaration_error import DeclarationError
+from orchestration.state.state_schema import StateSchema, ddl
 from receiver_runtime.sources.fields.units import parse_duration
 
 if TYPE_CHECKING:

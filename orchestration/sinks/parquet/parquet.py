@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import (
     DAILY,
     HOURLY,

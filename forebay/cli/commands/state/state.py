@@ -154,8 +154,8 @@ def export(
 
 def _stored(connection: sa.Connection, pipeline: str, output: str, at: str) -> StoredState:
     """Return the state as of a batch, or as it is. Raises CommandError."""
-    from orchestration.declarations.state.schema import StateSchema  # noqa: PLC0415  Arrow, which is slow to load
     from orchestration.state.state_frame import StateFrame  # noqa: PLC0415  the same
+    from orchestration.state.state_schema import StateSchema  # noqa: PLC0415  Arrow, which is slow to load
     from orchestration.state.state_segments import StatePlace  # noqa: PLC0415  the same
     from orchestration.state.stored_state import StoredState  # noqa: PLC0415  the same
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from orchestration.declarations.state.schema import StateSchema
 from orchestration.state.matched_columns import matched_columns
 from orchestration.state.reading import read_state
 from orchestration.state.state_folder import delete_folder
 from orchestration.state.state_frame import StateError, StateFrame, by_bucket
+from orchestration.state.state_schema import StateSchema
 from orchestration.state.state_segments import StatePlace
 from orchestration.state.writing import WrittenState, _BucketWriter, write_state
 from receiver_runtime.block_store.stores.stores import open_block_store

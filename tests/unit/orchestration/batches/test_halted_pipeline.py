@@ -9,7 +9,7 @@ import pytest
 
 from forebay import Pipeline
 from orchestration.batches.batch_schedule import pause_reason
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from tracker_store.batches.pipelines import PipelineRow
 from tracker_store.schema.states import PipelineState
 

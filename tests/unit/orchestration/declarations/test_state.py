@@ -10,7 +10,7 @@ import pytest
 from forebay import DeclarationError, ParquetSink, Pipeline, State, Stream, update_state_by_key
 from forebay.sources import SocketText
 from orchestration.declarations.compatibility import declared_changes
-from orchestration.declarations.state.schema import StateSchema
+from orchestration.state.state_schema import StateSchema
 
 SINK = ParquetSink("out")
 lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))

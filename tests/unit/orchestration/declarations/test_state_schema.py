@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from orchestration.declarations.state.schema import StateSchema
 from orchestration.state.state_frame import (
     FULL_EVERY_VERSIONS,
     StateFrame,
@@ -16,6 +15,7 @@ from orchestration.state.state_frame import (
     may_expire,
     next_expiry,
 )
+from orchestration.state.state_schema import StateSchema
 from receiver_runtime.sources.records.ddl import DdlError, parse_ddl, parse_spark_types
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

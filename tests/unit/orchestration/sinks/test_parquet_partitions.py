@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from forebay import ParquetSink
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks import parquet_partitions
 from orchestration.sinks.file_stores import LocalFiles

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay import EnvVar, ParquetSink
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import SinkError
 from orchestration.sinks import directories
 from orchestration.sinks.parquet.parquet_object_hours import hours_with_work

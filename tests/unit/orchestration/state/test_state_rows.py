@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.declarations.state.schema import StateSchema
 from orchestration.state.state_frame import StateError, time_of
 from orchestration.state.state_rows import (
     DELETED,
@@ -23,6 +22,7 @@ from orchestration.state.state_rows import (
     next_frame,
     rows_of_keys,
 )
+from orchestration.state.state_schema import StateSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from forebay import ParquetSink
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from receiver_runtime.block_store.stores.objects import open_objects

@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestration.declarations.pipeline import DeclarationError
-from orchestration.declarations.state.schema import IS_EXPIRED, ddl
+from orchestration.state.state_schema import IS_EXPIRED, ddl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +91,7 @@ class PerKey:
         from pyspark.sql.types import StructField, StructType  # noqa: PLC0415  the same
 
         if self._state is None:
-            raise DeclarationError(f"{self.__name__} sees one key at a time: declare its output with state=State(…)")
+            raise ValueError(f"{self.__name__} sees one key at a time: declare its output with state=State(…)")
         schema = self._state.schema
         change: Any = StructType.fromDDL(ddl(schema.columns))
         result: Any = change if self._result is None else StructType.fromDDL(self._result)
