@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class StateWaitsError(TargetUnavailableError):
-    """The output's state can't be read yet: a batch before it has no result, or a replay runs. The batch is BLOCKED."""
+    """This state can't be read yet: a batch before it has no result, or a replay runs. The batch is BLOCKED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Base:
 
 
 class StateRun:
-    """The state of one output in one attempt; used by one thread."""
+    """Hold the state of one output in one attempt; used by one thread."""
 
     def __init__(
         self,
