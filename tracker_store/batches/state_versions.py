@@ -210,6 +210,46 @@ def _to_read_forward(connection: sa.Connection, replay: int, output: str, batch_
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StateHead:
+    """Hold the version of an output's state that is in force, and how it was declared.
+
+    `generation` is raised each time that a replay forward, or its undoing, puts another chain in force.
+    """
+
+    output: str
+    key: VersionKey
+    generation: int
+    schema_version: int
+    schema: Any
+    buckets: int
+
+
+def state_heads(connection: sa.Connection, *, pipeline_id: int) -> list[StateHead]:
+    """Return the states of a pipeline's outputs, also of those that are not declared any more, by name. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT output, batch_time, attempt, generation, schema_version, schema, buckets
+                FROM forebay.state_heads
+                WHERE pipeline_id = :pipeline
+                ORDER BY output
+            """),
+            {"pipeline": pipeline_id},
+        ).all()
+    return [
+        StateHead(
+            row.output,
+            VersionKey(row.batch_time, row.attempt),
+            row.generation,
+            row.schema_version,
+            row.schema,
+            row.buckets,
+        )
+        for row in rows
+    ]
+
+
 def begin_version(
     connection: sa.Connection,
     *,

@@ -1070,10 +1070,12 @@ def test_random_moves_of_every_state_are_in_its_table(engine: sa.Engine, moves: 
         def __init__(self) -> None:
             super().__init__(engine, moves)
 
+    # Replays forward have a model of their own (states/test_state_model.py).
+    moving = set(MACHINES) - {"state_replays"}
     # A machine that never moved was compared with nothing, and now and then chance leaves one out.
     for number in range(12):
         # In CI the examples are the same each time, so that only the first round may have those.
         run_machine(Machine, max_examples=40, stateful_step_count=70, is_random=number > 0)
-        if {machine for machine, _, _ in moves} == set(MACHINES):
+        if {machine for machine, _, _ in moves} == moving:
             break
-    assert {machine for machine, _, _ in moves} == set(MACHINES)
+    assert {machine for machine, _, _ in moves} == moving

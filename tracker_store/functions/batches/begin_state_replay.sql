@@ -89,18 +89,20 @@ BEGIN
         RETURN;
     END IF;
     SELECT t.batch_time INTO gone_time FROM batches t
-    WHERE t.pipeline_id = pipeline AND t.batch_time BETWEEN from_at AND head.batch_time AND t.state = 'COMPLETED'
+    WHERE t.pipeline_id = pipeline AND t.batch_time BETWEEN from_at AND head.batch_time
+      AND t.state IN ('COMPLETED', 'DISCARDED')
       AND EXISTS (SELECT FROM output_commits c WHERE c.pipeline_id = pipeline AND c.output = output_name
                   AND c.batch_time = t.batch_time OFFSET 0)
-      AND t.records > (SELECT coalesce(sum(a.records), 0) FROM batch_allocations a
+      -- One that was discarded after its output had been committed can't run again, and is in the state.
+      AND (t.state = 'DISCARDED' OR t.records > (SELECT coalesce(sum(a.records), 0) FROM batch_allocations a
                        JOIN receivers r ON r.id = a.receiver_id
                        WHERE a.pipeline_id = pipeline AND a.batch_time = t.batch_time
-                         AND lower(a.sequences) > r.low_mark)
+                         AND lower(a.sequences) > r.low_mark))
     ORDER BY t.batch_time LIMIT 1;
     IF gone_time IS NOT NULL THEN
         outcome := 'not retained';
         detail := format('the state of output %s can''t be replayed from batch %s on: blocks of batch %s were cleaned '
-                         'up', output_name, from_at, gone_time);
+                         'up, or given up', output_name, from_at, gone_time);
         RETURN NEXT;
         RETURN;
     END IF;

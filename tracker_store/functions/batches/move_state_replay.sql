@@ -18,6 +18,7 @@ DECLARE
     head state_heads;
     old state_versions;
     left_to_undo timestamptz;
+    discarded timestamptz;
 BEGIN
     SELECT * INTO found_replay FROM state_replays r WHERE r.id = replay;
     SELECT * INTO head FROM state_heads h
@@ -28,8 +29,9 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    SELECT min(v.batch_time) INTO left_to_undo
+    SELECT min(v.batch_time), min(v.batch_time) FILTER (WHERE b.state = 'DISCARDED') INTO left_to_undo, discarded
     FROM state_versions v
+    JOIN batches b ON b.pipeline_id = v.pipeline_id AND b.batch_time = v.batch_time
     JOIN output_commits c ON c.pipeline_id = v.pipeline_id AND c.output = v.output AND c.batch_time = v.batch_time
          AND c.state_attempt = v.attempt
     WHERE v.pipeline_id = found_replay.pipeline_id AND v.output = found_replay.output
@@ -50,6 +52,8 @@ BEGIN
                 WHERE r.pipeline_id = found_replay.pipeline_id AND r.output = found_replay.output
                   AND r.state IN ('RUNNING', 'STOPPED', 'UNDOING'))
             THEN format('another replay of output %s has begun', found_replay.output)
+        WHEN wanted = 'UNDOING' AND discarded IS NOT NULL
+            THEN format('batch %s was discarded since, and can''t run again', discarded)
         WHEN wanted = 'UNDONE' AND left_to_undo IS NOT NULL
             THEN format('batch %s has still the result of replay %s', left_to_undo, replay) END;
     IF detail IS NOT NULL THEN

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.driver_log.log import NOON
-from tests.support.driver_log.stated_log import BUCKETS, StatedLog, batch_time, frame, make_stated_log
+from tests.support.driver_log.stated_log import BUCKETS, OUTPUT, StatedLog, batch_time, frame, make_stated_log
 from tracker_store.batches import batches, state_replays, state_versions
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError, DriverLogError, StateMovedError
@@ -271,3 +271,57 @@ def test_clean_up_keeps_the_base_of_a_replay_that_can_be_undone(stated: StatedLo
     assert VersionKey(batch_time(20), 2) not in gone()
     [frames] = state_versions.chain(stated.connection, **stated.where, version=stated.head())
     assert frames == [frame(bucket, frames[0][1], is_full=True) for bucket in range(BUCKETS)]
+
+
+def test_the_views_show_what_is_in_force_and_how_far_a_replay_is(stated: StatedLog) -> None:
+    def status() -> tuple[object, ...]:
+        return tuple(
+            stated.connection.execute(
+                sa.text(
+                    "SELECT pipeline, output, batch_time, attempt, ordinal, bytes, generation, versions, stored_bytes, "
+                    "replay, replay_state, replay_from, replayed_to, replay_to FROM forebay.state_status"
+                )
+            ).one()
+        )
+
+    size = 100 * BUCKETS
+    assert status() == ("words", OUTPUT, T3, 1, 3, size, 1, 3, 3 * size, None, None, None, None, None)
+    replay = begin(stated)
+    run_all(stated, replay, at_most=1)
+    assert status() == ("words", OUTPUT, T3, 1, 3, size, 1, 4, 4 * size, replay, "RUNNING", T2, T2, T3)
+    run_all(stated, replay)
+    assert status() == ("words", OUTPUT, T3, 2, 3, size, 2, 5, 5 * size, None, None, None, None, None)
+    rows = stated.connection.execute(
+        sa.text(
+            "SELECT batch_time, state_attempt, state_ordinal, state_changed, state_deleted, state_bytes, state_replay "
+            "FROM forebay.batch_outputs ORDER BY 1"
+        )
+    )
+    assert [tuple(row) for row in rows] == [
+        (T1, 1, 1, 1, 0, size, None),
+        (T2, 2, 2, 1, 0, size, replay),
+        (T3, 2, 3, 1, 0, size, replay),
+    ]
+
+
+def test_a_batch_that_was_discarded_with_a_result_can_not_be_replayed(stated: StatedLog) -> None:
+    time = stated.allocate(4)
+    stated.claim(time)
+    stated.begin(time, 1, stated.head())
+    stated.note(time, 1)
+    stated.commit(time, 1)
+    assert stated.fail(time, 1) is BatchState.QUARANTINED
+    replay = begin(stated, 4)
+    with pytest.raises(DriverLogError, match=f"replay forward {replay} is to run it again"):
+        batches.discard_batch(stated.connection, pipeline_id=stated.pipeline_id, batch_time=time)
+    # Another output of the batch has no result: it stays quarantined.
+    attempt = stated.claim_replay(time, forward=replay)
+    stated.begin(time, attempt, VersionKey(T3, 1), replay=replay)
+    stated.note(time, attempt)
+    stated.commit(time, attempt)
+    stated.fail(time, attempt)
+    batches.discard_batch(stated.connection, pipeline_id=stated.pipeline_id, batch_time=time)
+    with pytest.raises(DriverLogError, match="was discarded since"):
+        state_replays.undo_state_replay(stated.connection, replay)
+    with pytest.raises(BlocksNotRetainedError, match="or given up"):
+        begin(stated, 3)

@@ -64,6 +64,9 @@ def test_each_batch_reads_what_the_one_before_committed(stated: StatedLog) -> No
     found = state_versions.version(stated.connection, **stated.where, batch_time=T2, attempt=1)
     assert found is not None
     assert (found.read, found.ordinal, found.committed, found.schema) == (one, 2, True, {"key": [["user", "string"]]})
+    [head] = state_versions.state_heads(stated.connection, pipeline_id=stated.pipeline_id)
+    assert (head.output, head.key, head.generation, head.schema_version) == (OUTPUT, two, 1, 1)
+    assert (head.schema, head.buckets) == (found.schema, BUCKETS)
 
 
 def test_a_version_whose_frames_are_not_noted_is_not_committed(stated: StatedLog) -> None:
