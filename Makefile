@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 catalogs kafka brokers namespaces senders stress examples chaos fuzz searches slow full check audit wheel-demo clean
+.PHONY: help setup demo up test contrib test-postgres outage cluster systems alone e2e screenshots deploy image docs s3 catalogs kafka brokers namespaces senders stress examples chaos fuzz searches slow full check check-types check-rules audit wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -56,7 +56,7 @@ contrib: $(STAMP) ## the contributed kinds of source and sink (forebay_contrib),
 	@$(BIN)/python -m tests.support.spark.class_archive
 	@$(BIN)/python -m pytest $(IN_PARALLEL) forebay_contrib $(ARGS)
 
-searches: $(STAMP) ## all properties with new examples, and the searches with all of theirs and not a quarter
+searches: $(STAMP) ## all properties with new examples, and the searches with all of theirs and not a quarter, at most 150
 	FOREBAY_TEST_SEARCH=whole $(BIN)/python -m pytest $(IN_PARALLEL) -m "(search or hypothesis) and not slow" forebay_contrib tests $(ARGS)
 
 slow: $(STAMP) ## tests that take long and need nothing else: whole systems, kills, instances of Dagster
@@ -142,10 +142,16 @@ chaos: $(STAMP) ## faults by seed on a whole system, then an independent oracle:
 fuzz: $(STAMP) ## search for bytes that break a parser, for MINUTES=5 [SEED=1]; what it finds goes into tests/fuzz/corpus
 	FOREBAY_FUZZ_MINUTES=$(or $(MINUTES),5) FOREBAY_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal tests/fuzz $(ARGS)
 
+# Types on one core, the rest on another.
 check: $(STAMP) ## run ruff, mypy, import-linter, and Dagster's own validation of the code location
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-types check-rules
+
+check-types: $(STAMP)
+	$(BIN)/mypy
+
+check-rules: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	env -u DAGSTER_HOME FOREBAY_MODULE=forebay.demo.pipeline $(BIN)/dagster definitions validate -w workspace.yaml
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.machine.state_directory import state_directory
 from tests.support.machine.written_modules import forget_written_modules
 from tests.support.postgres.server_directory import server_directory
-from tests.support.searches import is_whole
+from tests.support.searches import default_examples, is_whole
 from tests.support.spark.class_archive import use_class_archive
 from tests.support.watchdog import Watchdog
 
@@ -39,7 +39,12 @@ pytest.register_assert_rewrite("forebay.testing.sinks", "tests.support.sinks")
 # An example may take long on a busy machine, and so may drawing it. One state of the code has one result: only searches
 # draw other examples each time.
 settings.register_profile(
-    "forebay", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not is_whole()
+    "forebay",
+    settings(),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not is_whole(),
+    max_examples=default_examples(),
 )
 settings.load_profile("forebay")
 

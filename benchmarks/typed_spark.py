@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DDL = "item STRING, pieces BIGINT, price DOUBLE, paid BOOLEAN, at TIMESTAMP"
 # The first round compiles; the fastest one counts.
 _ROUNDS = 4
-# The records, so many times: a round takes seconds.
+# The records, this many times: a round takes seconds.
 _TIMES = 10
 
 

@@ -44,7 +44,7 @@ class Framing(Protocol):
         ...
 
     def cut(self, body: bytes, counts: Sequence[int]) -> list[int]:
-        """Return the ends of the first so many records of a body, for each of the ascending counts."""
+        """Return the ends of the first records of a body, for each of the ascending counts."""
         ...
 
     def record_of(self, framed: bytes) -> bytes:

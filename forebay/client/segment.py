@@ -206,7 +206,7 @@ def _has_frame(tail: bytes) -> bool:
         length, count, _ = _HEAD.unpack_from(tail, head.start())
         if 0 < count <= length <= len(tail) - head.start() - HEAD_BYTES:
             checked += length
-            # What makes so many checks is no torn record.
+            # What needs this many checks is no torn record.
             if checked > _MOST_CHECKED_BYTES or next(_frames(tail, head.start(), 0), None):
                 return True
     return False

@@ -39,7 +39,7 @@ _log = logging.getLogger("forebay.client")
 
 # Of the frames in which `send_many` spools.
 _FRAME_BYTES, _FRAME_RECORDS = 2**18, 1_000
-_FRAMES = 8  # a spool's limit is at least so many frames of several records
+_FRAMES = 8  # a spool's limit is at least this many frames of several records
 _CLOSE_SECONDS = 10.0
 _JOIN_SECONDS = 10.0
 

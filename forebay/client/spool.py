@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SEGMENT_BYTES = 2**23
 _LEAST_SPOOL_BYTES = 2**16
-_SEGMENTS = 4  # a spool's limit is at least so many segments, so that room comes in parts
+_SEGMENTS = 4  # a spool's limit is at least this many segments, so that room comes in parts
 
 
 class Spool:
@@ -122,7 +122,7 @@ class Spool:
 
         Raises:
             SpoolFullError: there is no room now.
-            RecordRefusedError: there is never room for so many bytes.
+            RecordRefusedError: the records are larger than the whole spool.
             SpoolDamagedError: an earlier write failed, so that the end is not known.
             SpoolLockedError: another process opened it.
             OSError: they were not written.

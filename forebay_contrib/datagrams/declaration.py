@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from receiver_runtime.sources.fields.tcp import parse_listen
+from receiver_runtime.sources.fields.tcp import Listen, parse_listen
 from receiver_runtime.sources.fields.units import parse_bytes
 from receiver_runtime.sources.source import Guarantee, Source
 
@@ -40,7 +40,7 @@ class Datagrams(Source):
     transports: ClassVar[tuple[str, ...]] = ("udp",)
 
     kind: Literal["datagrams"] = "datagrams"
-    listen: str
+    listen: Listen
     cut: Literal["lines", "whole"] = "lines"
     receive_buffer: Annotated[int, BeforeValidator(parse_bytes), Field(ge=2**12, le=2**30)] = 8 * 2**20
 
@@ -53,9 +53,3 @@ class Datagrams(Source):
     def listen_address(self) -> tuple[str, int]:
         """Return where it listens, as (host, port)."""
         return parse_listen(self.listen)
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        parse_listen(listen)
-        return listen

@@ -267,7 +267,7 @@ def _in_columns(request: _Request, lines: pa.BinaryArray, limits: ParsingLimits)
 
 @dataclass(slots=True)
 class _Actions:
-    """Hold the different actions of a request: for each, its group, of which all say the same but for their ids."""
+    """Hold the different actions of a request: for each, its group, of which all say the same except their ids."""
 
     groups: Sequence[_Action]
     codes: npt.NDArray[np.int32]

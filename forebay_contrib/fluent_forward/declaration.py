@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from receiver_runtime.sources.fields.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.fields.several import Secrets  # noqa: TC001  pydantic reads it
-from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
+from receiver_runtime.sources.fields.tcp import Listen, Tls, check_server_tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source, SourceRule
 
@@ -64,7 +64,7 @@ class FluentForward(Source):
     letter_judge: ClassVar[str] = "forebay_contrib.fluent_forward.records:judge_letters"
 
     kind: Literal["fluent_forward"] = "fluent_forward"
-    listen: str
+    listen: Listen
     shared_key: Secrets = ()
     users: dict[str, Secret] = Field(default_factory=dict)
     hostname: Annotated[str, Field(min_length=1, max_length=_MOST_HOSTNAME)] = "forebay"
@@ -104,21 +104,11 @@ class FluentForward(Source):
         """Return the transports of the address, as ``forebay validate`` tries them."""
         return ("tcp", "udp") if self.udp_heartbeat else ("tcp",)
 
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        parse_listen(listen)
-        return listen
-
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.users and not self.shared_key:
             raise ValueError("users: the protocol asks for a user only beside a shared key: give shared_key too")
-        if self.tls is not None:
-            if self.tls.certificate_file is None:
-                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
-            if self.tls.server_hostname is not None or not self.tls.verify:
-                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        check_server_tls(self.tls)
         if self.max_waiting_bytes < self.max_message_bytes:
             raise ValueError(
                 f"max_waiting_bytes ({self.max_waiting_bytes}) has no room for one message of max_message_bytes "

@@ -85,7 +85,7 @@ class GatheredMessages:
         self._with_letters: set[str] = set()
 
     async def wait_for_room(self) -> None:
-        """Wait while too much is gathered. Whoever adds something waits before that, and before it makes rows.
+        """Wait while too much is gathered. A caller waits before it adds something, and before it makes rows.
 
         What is awaited between the two may have used up the room.
         """
@@ -202,7 +202,7 @@ class GatheredMessages:
     def _settled(self, chunks: list[_Chunk], future: Future[HandedOver]) -> None:
         """Pass the outcome to the loop. On the hand-over's thread."""
         error = future.exception()
-        # A loop that has ended answers nobody.
+        # A loop that has ended answers no sender.
         with contextlib.suppress(RuntimeError):
             if error is None:
                 self._loop.call_soon_threadsafe(self._answer, chunks)

@@ -172,7 +172,7 @@ def may_be_compressed(message: Message) -> bool:
 def parse(message: Message, origin: Origin, limits: Limits) -> Parsed:
     """Return the rows of a message. What can't be a row is a dead letter.
 
-    Raises MemoryError alone: whoever sends the message again may find memory.
+    Raises MemoryError alone: a sender that sends the message again may find memory.
     """
     parsed = Parsed(Rows())
     try:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from forebay_contrib.gelf.declaration import Gelf
 from forebay_contrib.gelf.framing import GelfFraming
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.receivers.sockets.datagram_listener import DatagramListener
 from receiver_runtime.receivers.sockets.listener import SocketListener
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from receiver_runtime.receivers.sockets.listening_thread import ListeningThread, ListeningThreads
 
 # Seconds between turns with little data: a batch of one message takes nearly as long as one of a hundred.
 _PAUSE = 0.01
@@ -26,12 +24,12 @@ class GelfReceiver(RunReceiver):
         super().__init__()
         self._source = source
 
-    def make_run(self) -> _Listeners:
+    def make_run(self) -> ListeningThreads:
         """Return the listeners. Their ``stop`` returns when every whole message that was read is handed on."""
         source = self._source
         # Chunks of one start are not those of another.
         framing = GelfFraming(source)
-        listeners: list[DatagramListener | SocketListener] = []
+        listeners: list[ListeningThread] = []
         if "udp" in source.transports:
             listeners.append(
                 DatagramListener(
@@ -44,19 +42,4 @@ class GelfReceiver(RunReceiver):
             )
         if "tcp" in source.transports:
             listeners.append(SocketListener(self, source, framing, pause=_PAUSE))
-        return _Listeners(listeners)
-
-
-class _Listeners:
-    """Run several listeners as one."""
-
-    def __init__(self, listeners: Sequence[DatagramListener | SocketListener]) -> None:
-        self._listeners = listeners
-
-    def start(self) -> None:
-        for listener in self._listeners:
-            listener.start()
-
-    def stop(self) -> None:
-        for listener in self._listeners:
-            listener.stop()
+        return ListeningThreads(listeners)

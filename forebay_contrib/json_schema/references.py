@@ -1,7 +1,7 @@
 """Join the documents of one JSON Schema: each reference says which document it is in, and where there.
 
 A registry has the documents that a schema refers to by names. A reference is such a name, or relative to the nearest
-``$id`` around it. It asks nobody.
+``$id`` around it. It asks no server.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class ConsumerGroups:
                 self._look(client, stream)
 
     def note_given(self, client: redis.Redis, stream: str, first: bytes, last: bytes) -> None:
-        """Note new entries that this receiver was given, and report those before them that nobody was given."""
+        """Note new entries that this receiver was given, and report those before them that no consumer was given."""
         group = self._groups[stream]
         passed = self._passed_over(client, stream, number_of(first) - 1)
         group.newest = last
@@ -258,7 +258,7 @@ class ConsumerGroups:
         )
 
     def _passed_over(self, client: redis.Redis, stream: str, through: int) -> _Passed | None:
-        """Return the entries up to this one, without one between that was given out, that nobody was given."""
+        """Return the entries up to this one, without one between that was given out, that no consumer was given."""
         group = self._groups[stream]
         if not self._knows_keys or through <= group.reached.through:
             return None

@@ -67,7 +67,7 @@ class Decoder(ABC):
         """Read one value of one record, as Arrow takes it. Raises WrongRecordError, as ``read`` notes a fault."""
 
     def starts(self, cursor: Cursor, which: Numbers, counts: Numbers) -> Numbers | None:  # noqa: ARG002  some can
-        """Return where each of so many values of some records begins, and move behind them; None: it can't be told.
+        """Return where each of ``counts`` values of some records begins, and move behind them; None: it can't be told.
 
         It can where the end of a value is seen without what is before it.
         """
@@ -386,7 +386,7 @@ class Items(Decoder):
         found.add(np.full(len(pairs), row), pa.array([value for _, value in pairs], self._item.type), keys)
 
     def _pairs(self, record: SingleRecord, count: int) -> _Pairs:
-        """Read so many items, each with its key if this is a map."""
+        """Read ``count`` items, each with its key if this is a map."""
         return [(None if self._key is None else self._key.one(record), self._item.one(record)) for _ in range(count)]
 
     def one(self, record: SingleRecord) -> object:

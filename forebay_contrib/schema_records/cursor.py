@@ -102,7 +102,7 @@ class Cursor:
         )
 
     def at_items(self, which: Numbers, counts: Numbers, starts: Numbers) -> Cursor:
-        """Return a cursor that stands at several places of some records: so many of each, at these places."""
+        """Return a cursor that stands at several places of some records: ``counts`` of each, at these places."""
         return Cursor(
             self.data,
             starts,
@@ -180,12 +180,12 @@ class Cursor:
         return (found >> _ONE).view(np.int64) ^ -(found & _ONE).view(np.int64)
 
     def step(self, size: int) -> None:
-        """Move over so many bytes of each record."""
+        """Move over ``size`` bytes of each record."""
         self.places += size
         self._check_ends(np.zeros(len(self), np.int64))
 
     def unsigned_lengths(self) -> Numbers:
-        """Read a length, a varint, of each record, and check that so many bytes are left."""
+        """Read a length, a varint, of each record, and check that as many bytes are left."""
         found = self.varints()
         return self.checked_lengths(np.where(found > np.uint64(len(self.data)), -1, found.astype(np.int64)))
 
@@ -197,7 +197,7 @@ class Cursor:
         return found
 
     def lengths(self) -> Numbers:
-        """Read a zigzag length of each record, and check that so many bytes are left."""
+        """Read a zigzag length of each record, and check that as many bytes are left."""
         return self.checked_lengths(self.zigzags())
 
     def checked_lengths(self, found: Numbers) -> Numbers:
@@ -216,7 +216,7 @@ class Cursor:
         return starts
 
     def step_over(self, which: Numbers, counts: Numbers, size: int | None) -> Numbers:
-        """Move over so many numbers of some records; return where each begins: of ``size`` bytes, or varints."""
+        """Move over ``counts`` numbers of some records; return where each begins: of ``size`` bytes, or varints."""
         some = self.only(which)
         if size is not None:
             spans = some.checked_lengths(counts * size)
@@ -265,7 +265,7 @@ class SingleRecord:
         self.at, self.end = int(cursor.places[row]), int(cursor.ends[row])
 
     def take(self, size: int, otherwise: str = TOO_SHORT) -> bytes:
-        """Read so many bytes."""
+        """Read ``size`` bytes."""
         if size > self.end - self.at:
             raise WrongRecordError(otherwise)
         found = self._data[self.at : self.at + size].tobytes()
@@ -293,7 +293,7 @@ class SingleRecord:
         return found
 
     def checked_length(self, length: int) -> int:
-        """Return a length if so many bytes are left."""
+        """Return a length if as many bytes are left."""
         if not 0 <= length <= self.end - self.at:
             raise WrongRecordError(BAD_LENGTH)
         return length

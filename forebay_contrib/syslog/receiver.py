@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from forebay_contrib.syslog.declaration import Syslog
 from forebay_contrib.syslog.framing import SyslogFraming
@@ -10,11 +10,8 @@ from forebay_contrib.syslog.joined_messages import JoinedSyslogFraming
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.receivers.sockets.datagram_listener import DatagramListener
 from receiver_runtime.receivers.sockets.listener import SocketListener
+from receiver_runtime.receivers.sockets.listening_thread import ListeningThread, ListeningThreads
 from receiver_runtime.sources.source import SourceError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # Seconds between turns with little data: parsing one message takes as long as parsing a hundred, so that messages of
 # one pause are parsed together.
@@ -32,9 +29,9 @@ class SyslogReceiver(RunReceiver):
         # Found before it begins, as any other fault of the declaration.
         self._make_framing()
 
-    def make_run(self) -> _Listeners:
+    def make_run(self) -> ListeningThreads:
         """Return the listeners. Their ``stop`` returns when every whole message that was read is handed on."""
-        listeners: list[DatagramListener | SocketListener] = []
+        listeners: list[ListeningThread] = []
         if "udp" in self._source.transports:
             framing = self._make_framing()
             listeners.append(
@@ -48,7 +45,7 @@ class SyslogReceiver(RunReceiver):
             )
         if "tcp" in self._source.transports:
             listeners.append(SocketListener(self, self._source, self._make_framing(), pause=_PAUSE))
-        return _Listeners(listeners)
+        return ListeningThreads(listeners)
 
     def _make_framing(self) -> SyslogFraming | JoinedSyslogFraming:
         """Return what makes records, for one listener. Raises SourceError: the pattern is not RE2's."""
@@ -60,18 +57,3 @@ class SyslogReceiver(RunReceiver):
             return JoinedSyslogFraming(framing, source.multiline, max_record_bytes=source.max_record_bytes)
         except ValueError as error:
             raise SourceError(str(error)) from error
-
-
-class _Listeners:
-    """Run several listeners as one."""
-
-    def __init__(self, listeners: Sequence[DatagramListener | SocketListener]) -> None:
-        self._listeners = listeners
-
-    def start(self) -> None:
-        for listener in self._listeners:
-            listener.start()
-
-    def stop(self) -> None:
-        for listener in self._listeners:
-            listener.stop()

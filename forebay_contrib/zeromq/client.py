@@ -99,7 +99,7 @@ class ZeroMQClient:
 
     def close(self) -> None:
         """Close everything; on return the addresses are free. Drop what was not read."""
-        # First, for its events would wait for ever in the library's own thread once nobody can read them.
+        # First, for its events would wait for ever in the library's own thread once no thread can read them.
         self.socket.disable_monitor()
         self._context.destroy(linger=0)
 

@@ -3,8 +3,8 @@
 Outside of its webserver, Dagster's own storage opens a connection for each statement. Its daemon makes about twenty
 statements a second, so more than a quarter of a system's CPU time went to Postgres starting processes and checking
 passwords. In its webserver, each storage keeps a connection of its own, and the first statement of each fails after a
-restart of the server: a launch that fails between two statements leaves a run that nobody starts. Here all storages of
-a process, of every instance that it makes, share one pool. The pool tests a connection before each use, so that no
+restart of the server: a launch that fails between two statements leaves a run that no process starts. Here all storages
+of a process, of every instance that it makes, share one pool. The pool tests a connection before each use, so that no
 statement fails after a restart of the server, and drops one to a standby.
 
 Dagster's own storage also lists the schema's tables before most statements, because an older release of Dagster may

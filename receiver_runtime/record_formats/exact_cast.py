@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 #: Texts that are decimals. Arrow crashes at negative exponents, and makes other numbers of what needs more bits than it
-#: has: with so many digits, a number with 38 digits after its point needs at most 256 bits.
+#: has: with this many digits, a number with 38 digits after its point needs at most 256 bits.
 DECIMAL = r"^[+-]?(?:\d{1,38}(?:\.\d{0,38})?|\.\d{1,38}|(?:\d{1,29}(?:\.\d{0,38})?|\.\d{1,38})[eE][+-]?\d)$"
 #: Wider than texts that are base64.
 BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)?$"

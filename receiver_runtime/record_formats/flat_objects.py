@@ -226,7 +226,7 @@ class _Text:
         return _most(rows[fits], self.count), [_Span(span.starts[fits], span.stops[fits]) for span in spans]
 
     def _with_quotes(self, count: int) -> tuple[Places, Places]:
-        """Return which records have so many quotes, no escape and no control character; and where their quotes are.
+        """Return which records have ``count`` quotes, no escape and no control character; and where their quotes are.
 
         The places have a row for the first quotes, one for the second, and so on. Raises _UnlikeError.
         """
@@ -249,7 +249,7 @@ class _Text:
 
 
 class _Runs:
-    """Compare bytes at many places, eight at a time. ``longest``: no more than so many are compared at one place."""
+    """Compare bytes at many places, eight at a time. ``longest``: at most this many are compared at one place."""
 
     def __init__(self, octets: npt.NDArray[np.uint8], longest: int) -> None:
         room = np.zeros(len(octets) + longest + _WORD, dtype=np.uint8)

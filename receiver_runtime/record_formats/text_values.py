@@ -19,7 +19,7 @@ from tracker_store.long_texts import shortened
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Rows: a failing piece of so many is searched by halving, and a small one row by row.
+# Rows: a failing piece of this many is searched by halving, and a small one row by row.
 _PIECE, _SMALL_PIECE = 1024, 16
 # All that Arrow takes of years 1 to 9999, and little more: 29 February. What does not match needs no search.
 _YEAR = r"(?:\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from receiver_runtime.block_path.text_check import TextCheck
 from receiver_runtime.block_store.frames.columns import arrow_schema
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.requests.refusals import RefusedError
 
 MOST_BYTES = 2000
+_MOST_ROWS = 2000  # rows that become Python's objects, at each end
 MOST_VALUES = 20_000
 #: Characters of a refusal. What was sent is repeated in part, so that a sender can't make answers of any size.
 LONGEST_DETAIL = 1200
@@ -60,7 +63,7 @@ def check_taken(headers: Headers, parsed: Pushed | PushedRows | Plain, size: int
 
 
 def check_rows(parsed: PushedRows, body: bytes) -> list[dict[str, Any]]:
-    """Check the rows and dead letters that a protocol made of a body; return the rows."""
+    """Check the rows and dead letters that a protocol made of a body; return rows, of many the first and the last."""
     assert len(parsed.rejected) <= len(body)
     for one in parsed.rejected:
         one.why.encode()
@@ -70,12 +73,21 @@ def check_rows(parsed: PushedRows, body: bytes) -> list[dict[str, Any]]:
     assert TextCheck(parsed.batch.schema).is_valid(parsed.batch)
     assert parsed.batch.num_rows <= len(body)
     assert parsed.keys is None or len(parsed.keys) == parsed.batch.num_rows
-    rows: list[dict[str, Any]] = parsed.batch.to_pylist()
-    for row in rows:
-        assert len(row["body"]) <= MOST_BYTES
-        attributes = row["attributes"] or ()
-        assert len(dict(attributes)) == len(attributes)
+    _check_columns(parsed.batch)
+    count = parsed.batch.num_rows
+    last = min(max(count - _MOST_ROWS, _MOST_ROWS), count)
+    rows: list[dict[str, Any]] = [*parsed.batch.slice(0, _MOST_ROWS).to_pylist(), *parsed.batch.slice(last).to_pylist()]
     return rows
+
+
+def _check_columns(rows: pa.RecordBatch) -> None:
+    """Check of all rows that no body is too large, and that no attributes have a name twice."""
+    assert (pc.max(pc.binary_length(rows.column("body"))).as_py() or 0) <= MOST_BYTES
+    attributes = pc.drop_null(rows.column("attributes"))
+    names = attributes.keys.slice(attributes.offsets[0].as_py() if len(attributes) else 0)
+    counts = np.diff(attributes.offsets.to_numpy())
+    of_rows = pa.table({"row": np.repeat(np.arange(len(attributes)), counts), "name": names.slice(0, counts.sum())})
+    assert of_rows.group_by(["row", "name"]).aggregate([]).num_rows == of_rows.num_rows
 
 
 def refused(parse: object, *arguments: object, **named: object) -> Pushed | PushedRows | Plain | None:

@@ -23,7 +23,7 @@ _GOOD = b'\0\0\0\0\1{"a": "x"}'
 
 
 class _Registry(RegistryClient):
-    """Have three schemas, and ask nobody."""
+    """Have three schemas, and ask no server."""
 
     def schema(self, number: int) -> RegisteredSchema:
         if number not in _SCHEMAS:

@@ -705,7 +705,7 @@ dead_letters = Table(
     CheckConstraint("letters >= 0 AND dropped >= 0 AND dropped_bytes >= 0", name="dead_letters_group"),
     Index("dead_letters_receiver", "receiver_id", "id"),
     Index("dead_letters_age", "added_at"),
-    # Partial, so that a receiver's start costs what is asked for, and no row that nobody asks for.
+    # Partial, so that a receiver's start costs what is asked for, and no row that no statement asks for.
     Index("dead_letters_wanted", "receiver_id", "id", postgresql_where=text("replay_wanted")),
     comment="Which records could not be processed, why, and where are they kept? A row per group",
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Lines that are not registered yet, at most. They are in a 25th as many datagrams, for which the kernel has room also
-# while nobody reads.
+# while no process reads.
 _MOST_WAITING = 2000
 _REGISTERED = sa.text("SELECT coalesce(sum(records), 0) FROM forebay.blocks WHERE receiver_id = :receiver")
 
@@ -51,7 +51,7 @@ class DatagramSender(ListenerSender):
 
     def _connected(self, port: int) -> socket.socket:
         if port in self._lost_ports:
-            # UDP would not say that nobody reads there.
+            # UDP would not say that no process reads there.
             raise ConnectionRefusedError(port)
         made = socket.socket(type=socket.SOCK_DGRAM)
         made.connect(("127.0.0.1", port))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.shippers.scenes import TOKEN, Shipper, Stage, program
+from tests.support.shippers.scenes import TOKEN, Shipper, Stage, program, telegraf
 from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
     make_rig,
+    pytest_generate_tests,
     test_a_line_that_is_refused_holds_up_no_other,
     test_each_line_arrives,
     test_nothing_is_lost_by_kills,
@@ -81,18 +82,8 @@ def syslog_ng(stage: Stage) -> Iterator[None]:
         yield
 
 
+# Telegraf's output elasticsearch.
 _TELEGRAF = """
-[agent]
-  interval = "200ms"
-  flush_interval = "300ms"
-  metric_batch_size = 500
-  metric_buffer_limit = 100000
-  omit_hostname = true
-[[inputs.tail]]
-  files = ["{file}"]
-  from_beginning = true
-  data_format = "value"
-  data_type = "string"
 [[outputs.elasticsearch]]
   urls = ["http://127.0.0.1:{port}"]
   username = "any"
@@ -102,16 +93,6 @@ _TELEGRAF = """
   template_name = "web"
   health_check_interval = "1s"
 """
-
-
-@contextlib.contextmanager
-def telegraf(stage: Stage) -> Iterator[None]:
-    """Run Telegraf with its output elasticsearch."""
-    configuration = stage.root / "telegraf.conf"
-    text = _TELEGRAF.format(file=stage.file, port=stage.port, token=TOKEN)
-    configuration.write_text(text, encoding="utf-8")
-    with stage.run(program("telegraf"), "--config", str(configuration)):
-        yield
 
 
 def value_of_telegraf(row: Mapping[str, Any]) -> str:
@@ -129,10 +110,5 @@ def message(row: Mapping[str, Any]) -> str:
 SHIPPERS = {
     "rsyslog": Shipper(rsyslog, message, "elasticsearch"),
     "syslog-ng": Shipper(syslog_ng, message, "elasticsearch"),
-    "telegraf": Shipper(telegraf, value_of_telegraf, "elasticsearch"),
+    "telegraf": Shipper(lambda stage: telegraf(stage, _TELEGRAF), value_of_telegraf, "elasticsearch"),
 }
-
-
-@pytest.fixture(params=list(SHIPPERS))
-def shipper(request: pytest.FixtureRequest) -> Shipper:
-    return SHIPPERS[request.param]

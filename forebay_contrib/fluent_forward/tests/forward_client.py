@@ -88,7 +88,7 @@ class ForwardClient:
             self._came += more
 
     def acks(self, count: int) -> list[str]:
-        """Return so many acknowledged chunks."""
+        """Return ``count`` acknowledged chunks."""
         return [self.receive()["ack"] for _ in range(count)]
 
     def authenticate(self, key: str, user: str = "", password: str = "") -> list[Any]:

@@ -58,7 +58,7 @@ async def _add(gathered: GatheredMessages, parsed: Parsed) -> None:
 async def _added_while_stuck(
     receiver: _StuckReceiver, make: Callable[[GatheredMessages], Coroutine[Any, Any, None]], count: int
 ) -> int:
-    """Return how many of so many additions did not wait; then let all go on."""
+    """Return how many of ``count`` additions did not wait; then let all go on."""
     gathered = GatheredMessages(cast("Any", receiver), has_keys=True)
     await _add(gathered, _row(1))
     assert await asyncio.to_thread(receiver.is_called.wait, 20)

@@ -9,32 +9,19 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 
 from forebay.cli.checks.source_checks import check_registries
 from forebay_contrib.json_schema.declaration import JsonSchema
 from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.sources.fields.schema_registry import Registry
-from tests.support.servers.apicurio import ApicurioServer
+from tests.support.servers.registry_records import CONTEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from tests.support.servers.apicurio import ApicurioServer
 
 pytestmark = [pytest.mark.catalogs, pytest.mark.timeout(600)]
-CONTEXT = SerializationContext("orders", MessageField.VALUE)
 CITY = {"type": "object", "properties": {"name": {"type": "string", "minLength": 2}}}
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[ApicurioServer]:
-    server = ApicurioServer(tmp_path / "registry")
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 def test_json_schema_of_a_real_registry(registry: ApicurioServer) -> None:

@@ -11,34 +11,21 @@ from confluent_kafka.schema_registry import (
     Schema,
     SchemaReference,
     SchemaRegistryClient,
-    record_subject_name_strategy,
-    topic_record_subject_name_strategy,
-    topic_subject_name_strategy,
 )
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 
 from forebay_contrib.json_schema.declaration import JsonSchema
 from forebay_contrib.json_schema.registry_reader import JsonSchemaReader
 from receiver_runtime.block_path.text_check import RowsWaitError
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.records.registry import parse_records
-from tests.support.servers.schema_registry import RegistryServer, registry_server
+from tests.support.servers.registry_records import CONTEXT, check_records_are_rows, read, strategies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from receiver_runtime.block_store.frames.columns import Columns
-    from receiver_runtime.record_formats.record_reader import Parsed
+    from tests.support.servers.schema_registry import RegistryServer
 
-CONTEXT = SerializationContext("orders", MessageField.VALUE)
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
-
-
-@pytest.fixture
-def server() -> Iterator[RegistryServer]:
-    with registry_server() as made:
-        yield made
 
 
 def document(**properties: object) -> str:
@@ -58,22 +45,13 @@ def reader(server: RegistryServer, registered: list[Columns] | None = None, **fi
     return made
 
 
-def read(made: JsonSchemaReader, *values: bytes | None) -> Parsed:
-    return made.read(pa.array(values, pa.binary()))
-
-
-@pytest.mark.parametrize(
-    "strategy", [topic_subject_name_strategy, record_subject_name_strategy, topic_record_subject_name_strategy]
-)
+@strategies
 def test_records_of_confluents_serializer_are_rows_whatever_names_its_subjects(
     server: RegistryServer, strategy: object
 ) -> None:
     serialize = serializer(server, document(item=TEXT, pieces=NUMBER), **{"subject.name.strategy": strategy})
     rows = [{"item": "té", "pieces": 2}, {"item": "pot", "pieces": 1}]
-    made = reader(server)
-    assert read(made, *(serialize(row, CONTEXT) for row in rows)).batch.to_pylist() == rows
-    read(made, serialize(rows[0], CONTEXT))
-    assert server.requests == ["/schemas/ids/1"]
+    check_records_are_rows(server, serialize, reader(server), rows)
 
 
 def test_documents_of_references_are_found_by_name_and_by_id(server: RegistryServer) -> None:

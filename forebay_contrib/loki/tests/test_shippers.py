@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.shippers.scenes import TOKEN, Shipper, Stage, program
+from tests.support.shippers.scenes import TOKEN, Shipper, Stage, program, telegraf
 from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
     make_rig,
+    pytest_generate_tests,
     test_a_line_that_is_refused_holds_up_no_other,
     test_each_line_arrives,
     test_nothing_is_lost_by_kills,
@@ -53,33 +54,14 @@ def line(row: Mapping[str, Any]) -> str:
     return text
 
 
+# Telegraf's output loki.
 _TELEGRAF = """
-[agent]
-  interval = "200ms"
-  flush_interval = "300ms"
-  metric_batch_size = 500
-  metric_buffer_limit = 100000
-  omit_hostname = true
-[[inputs.tail]]
-  files = ["{file}"]
-  from_beginning = true
-  data_format = "value"
-  data_type = "string"
 [[outputs.loki]]
   domain = "http://127.0.0.1:{port}"
   username = "any"
   password = "{token}"
   gzip_request = true
 """
-
-
-@contextlib.contextmanager
-def telegraf(stage: Stage) -> Iterator[None]:
-    """Run Telegraf with its output loki."""
-    configuration = stage.root / "telegraf.conf"
-    configuration.write_text(_TELEGRAF.format(file=stage.file, port=stage.port, token=TOKEN), encoding="utf-8")
-    with stage.run(program("telegraf"), "--config", str(configuration)):
-        yield
 
 
 def value_of_telegraf(row: Mapping[str, Any]) -> str:
@@ -90,10 +72,5 @@ def value_of_telegraf(row: Mapping[str, Any]) -> str:
 
 SHIPPERS = {
     "promtail": Shipper(promtail, line, "loki"),
-    "telegraf": Shipper(telegraf, value_of_telegraf, "loki"),
+    "telegraf": Shipper(lambda stage: telegraf(stage, _TELEGRAF), value_of_telegraf, "loki"),
 }
-
-
-@pytest.fixture(params=list(SHIPPERS))
-def shipper(request: pytest.FixtureRequest) -> Shipper:
-    return SHIPPERS[request.param]

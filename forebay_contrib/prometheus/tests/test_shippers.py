@@ -16,9 +16,20 @@ from forebay_contrib.prometheus.tests.scraping import Scraping, await_equal, pag
 from receiver_runtime.receivers.http.declaration import Http
 from tests.support.machine.held_ports import held_port
 from tests.support.shippers.built import Program
-from tests.support.shippers.scenes import TOKEN, Shipper, Stage, fields_of, program, receiving, stage_at
+from tests.support.shippers.scenes import (
+    TELEGRAF_METRICS,
+    TOKEN,
+    Shipper,
+    Stage,
+    fields_of,
+    program,
+    receiving,
+    stage_at,
+    telegraf,
+)
 from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
     make_rig,
+    pytest_generate_tests,
     test_each_line_arrives,
     test_nothing_is_lost_by_kills,
     token,
@@ -107,18 +118,8 @@ def test_no_sample_is_lost_by_kills(version: str, make_rig: MakeRig, tmp_path: P
             assert rig.failed_checks() == []
 
 
+# Telegraf's output http, as remote-write.
 _TELEGRAF = """
-[agent]
-  interval = "200ms"
-  flush_interval = "300ms"
-  metric_batch_size = 500
-  metric_buffer_limit = 100000
-  omit_hostname = true
-[[inputs.tail]]
-  files = ["{file}"]
-  from_beginning = true
-  data_format = "influx"
-  path_tag = ""
 [[outputs.http]]
   url = "http://127.0.0.1:{port}/api/v1/write"
   non_retryable_statuscodes = [400, 413, 415]
@@ -131,15 +132,6 @@ _TELEGRAF = """
 """
 
 
-@contextlib.contextmanager
-def telegraf(stage: Stage) -> Iterator[None]:
-    """Run Telegraf with its output http, as remote-write."""
-    configuration = stage.root / "telegraf.conf"
-    configuration.write_text(_TELEGRAF.format(file=stage.file, port=stage.port, token=TOKEN), encoding="utf-8")
-    with stage.run(program("telegraf"), "--config", str(configuration)):
-        yield
-
-
 def metric(row: Mapping[str, Any]) -> str:
     """Return the line from which a sample was made."""
     one = json.loads(row["body"])
@@ -147,9 +139,11 @@ def metric(row: Mapping[str, Any]) -> str:
     return f"app,line={one['labels']['line']} n={one['value']:.0f}i {one['timestamp_ms']}000000"
 
 
-@pytest.fixture
-def shipper() -> Shipper:
-    return Shipper(telegraf, metric, "prometheus", has_text=False)
+SHIPPERS = {
+    "telegraf": Shipper(
+        lambda stage: telegraf(stage, _TELEGRAF, reads=TELEGRAF_METRICS), metric, "prometheus", has_text=False
+    ),
+}
 
 
 _COLLECTOR = """

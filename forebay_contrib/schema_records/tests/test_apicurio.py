@@ -9,31 +9,18 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 
 from forebay_contrib.schema_records.avro import Avro
 from forebay_contrib.schema_records.avro_reader import AvroReader
 from receiver_runtime.block_path.text_check import RowsWaitError
 from receiver_runtime.sources.fields.schema_registry import Registry
-from tests.support.servers.apicurio import ApicurioServer
+from tests.support.servers.registry_records import CONTEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from tests.support.servers.apicurio import ApicurioServer
 
 pytestmark = [pytest.mark.catalogs, pytest.mark.timeout(600)]
-CONTEXT = SerializationContext("orders", MessageField.VALUE)
 PLACE = '{"type": "enum", "name": "shop.Place", "symbols": ["HERE", "THERE"]}'
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[ApicurioServer]:
-    server = ApicurioServer(tmp_path / "registry")
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 def avro(

@@ -194,14 +194,17 @@ def _long_data(draw: st.DrawFn) -> tuple[Any, list[Any]]:
     long = [item] * draw(st.integers(60, 70))
     drawn: list[Any] = [draw(values) + long, draw(values)]
     if draw(st.booleans()):
-        schema, drawn = {"type": "array", "items": schema}, [[one] * draw(st.integers(1, 70)) for one in drawn]
+        schema, drawn = (
+            {"type": "array", "items": schema},
+            [[one] * draw(st.sampled_from([1, 2, 3, 66])) for one in drawn],
+        )
     elif draw(st.booleans()):
         schema = {"type": "map", "values": inner}
         drawn = [dict(zip(map(str, range(len(one))), one, strict=True)) for one in drawn]
     return {"type": "record", "name": "r", "fields": [{"name": "a", "type": schema}]}, [{"a": one} for one in drawn]
 
 
-@settings(max_examples=examples(600))
+@settings(max_examples=examples(200))
 @given(_long_data(), st.data())
 @pytest.mark.search
 def test_many_items_are_read_as_few_are(drawn: tuple[Any, list[Any]], data: st.DataObject) -> None:

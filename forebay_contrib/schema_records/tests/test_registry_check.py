@@ -22,27 +22,20 @@ from receiver_runtime.receivers.http.declaration import Http
 from receiver_runtime.receivers.kafka.declaration import Kafka
 from receiver_runtime.sources.fields.schema_registry import Registry
 from receiver_runtime.sources.records.json_records import Json
-from tests.support.servers.schema_registry import RegistryServer, registry_server
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import connect
 from tracker_store.receivers.receivers import placements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import sqlalchemy as sa
 
     from receiver_runtime.sources.records.declared import Records
     from receiver_runtime.sources.source import Source
+    from tests.support.servers.schema_registry import RegistryServer
 
 KAFKA = Kafka(bootstrap_servers="127.0.0.1:1", topics=["paid"], group="g")
-
-
-@pytest.fixture
-def server() -> Iterator[RegistryServer]:
-    with registry_server() as made:
-        yield made
 
 
 def schema(**types: object) -> dict[str, object]:

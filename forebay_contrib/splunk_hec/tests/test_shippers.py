@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.shippers.scenes import TOKEN, Shipper, Stage, program
+from tests.support.shippers.scenes import TELEGRAF_METRICS, TOKEN, Shipper, Stage, program, telegraf
 from tests.support.shippers.tests_of_lines import (  # noqa: F401  the tests
     make_rig,
+    pytest_generate_tests,
     test_a_line_that_is_refused_holds_up_no_other,
     test_each_line_arrives,
     test_nothing_is_lost_by_kills,
@@ -80,18 +81,8 @@ def syslog_ng(stage: Stage) -> Iterator[None]:
         yield
 
 
+# Telegraf's output http, in Splunk's format of metrics.
 _TELEGRAF = """
-[agent]
-  interval = "200ms"
-  flush_interval = "300ms"
-  metric_batch_size = 500
-  metric_buffer_limit = 100000
-  omit_hostname = true
-[[inputs.tail]]
-  files = ["{file}"]
-  from_beginning = true
-  data_format = "influx"
-  path_tag = ""
 [[outputs.http]]
   url = "http://127.0.0.1:{port}/services/collector"
   non_retryable_statuscodes = [400, 413]
@@ -101,15 +92,6 @@ _TELEGRAF = """
     Content-Type = "application/json"
     Authorization = "Splunk {token}"
 """
-
-
-@contextlib.contextmanager
-def telegraf(stage: Stage) -> Iterator[None]:
-    """Run Telegraf with its output http, in Splunk's format of metrics."""
-    configuration = stage.root / "telegraf.conf"
-    configuration.write_text(_TELEGRAF.format(file=stage.file, port=stage.port, token=TOKEN), encoding="utf-8")
-    with stage.run(program("telegraf"), "--config", str(configuration)):
-        yield
 
 
 def metric(row: Mapping[str, Any]) -> str:
@@ -122,10 +104,7 @@ def metric(row: Mapping[str, Any]) -> str:
 SHIPPERS = {
     "collector": Shipper(collector, line, "splunk_hec"),
     "syslog-ng": Shipper(syslog_ng, line, "splunk_hec"),
-    "telegraf": Shipper(telegraf, metric, "splunk_hec", has_text=False),
+    "telegraf": Shipper(
+        lambda stage: telegraf(stage, _TELEGRAF, reads=TELEGRAF_METRICS), metric, "splunk_hec", has_text=False
+    ),
 }
-
-
-@pytest.fixture(params=list(SHIPPERS))
-def shipper(request: pytest.FixtureRequest) -> Shipper:
-    return SHIPPERS[request.param]

@@ -18,7 +18,7 @@ from forebay_contrib.syslog.framing import SyslogFraming
 from forebay_contrib.syslog.parsing import parse
 from receiver_runtime.block_path.block_handler import DeadLetter
 from receiver_runtime.block_store.frames.frame import DeadLetterReason
-from tests.support.searches import examples
+from tests.support.searches import examples, is_whole
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -333,6 +333,7 @@ def test_too_large_and_truncated_messages_become_dead_letters_and_the_rest_is_ke
     assert letters == [DeadLetter(TOO_LARGE, large), DeadLetter(TOO_LARGE, large), DeadLetter(TRUNCATED, b"9 <1>d")]
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("first", [b"<1>first\0", b""])
 @pytest.mark.parametrize("text", [b"<1>", b"text "])
 @pytest.mark.parametrize(
@@ -342,10 +343,14 @@ def test_the_letter_of_a_message_too_large_is_its_own_bytes_at_every_cut(
     first: bytes, text: bytes, behind: bytes
 ) -> None:
     large = text + b"a" * 3 * LIMIT
+    # Cuts in the middle of equal bytes are alike, away from where the limit is.
+    alike = range(len(first + text) + LIMIT + 5, len(first + large) - 5)
     # What no message follows may belong to the one before.
     sizes = {len(large), *(len(large + behind[:size]) for size in (1, len(behind)) if b"<" not in behind)}
     stream = first + large + behind
     for place in range(1, len(stream)):
+        if place in alike and not is_whole():
+            continue
         _, (letter, *others) = run([stream[:place], stream[place:]])
         assert not others, place
         assert letter.reason is TOO_LARGE, place

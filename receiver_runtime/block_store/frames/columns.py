@@ -27,6 +27,9 @@ _WITH_ZONE = re.compile(r"timestamp\[(s|ms|us|ns), tz=([^\]]+)\]")
 _DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
 # Types in one another: Arrow's IPC refuses 64.
 _DEEPEST = 60
+# Types in one another in a text: each level reads the text of all below it, and a schema of others may have hundreds.
+_DEEPEST_TEXT = 2 * _DEEPEST
+_TOO_DEEP = f"there are more than {_DEEPEST} types in one another: flatten them"
 _NESTED = re.compile(r"(list|large_list|struct|map)<(.*)>", re.DOTALL)
 
 
@@ -38,8 +41,14 @@ def arrow_type(text: str) -> pa.DataType:
     """Return the type for a text, or for one of Arrow's short names (``float64``, ``date32``, ``utf8``).
 
     Raises:
-        ColumnsError: no such type, or one that Spark has no type for.
+        ColumnsError: no such type, one that Spark has no type for, or far too many types in one another.
     """
+    return _type(text, 0)
+
+
+def _type(text: str, levels: int) -> pa.DataType:
+    if levels > _DEEPEST_TEXT:
+        raise ColumnsError(_TOO_DEEP)
     try:
         found = pa.type_for_alias(text)
     except ValueError:
@@ -53,20 +62,20 @@ def arrow_type(text: str) -> pa.DataType:
     if match := _DECIMAL.fullmatch(text):
         return pa.decimal128(int(match[1]), int(match[2]))
     if match := _NESTED.fullmatch(text):
-        return _nested(match[1], match[2])
+        return _nested(match[1], match[2], levels + 1)
     raise ColumnsError(f"there is no type {text!r} for a column: use one of {', '.join(sorted(_SIMPLE))}")
 
 
-def _nested(kind: str, inside: str) -> pa.DataType:
+def _nested(kind: str, inside: str, levels: int) -> pa.DataType:
     parts = _parts(inside)
     if kind == "map":
         if len(parts) != 2:  # noqa: PLR2004  key and value
             raise ColumnsError(f"map<{inside}> needs a key and a value: write it as map<string, int64>")
-        return pa.map_(arrow_type(parts[0]), arrow_type(parts[1]))
+        return pa.map_(_type(parts[0], levels), _type(parts[1], levels))
     fields = []
     for part in parts:
         name, separator, text = part.partition(": ")
-        fields.append(pa.field(name, arrow_type(text)) if separator else pa.field("item", arrow_type(part)))
+        fields.append(pa.field(name, _type(text, levels)) if separator else pa.field("item", _type(part, levels)))
     if kind == "struct":
         return pa.struct(fields)
     return pa.list_(fields[0]) if kind == "list" else pa.large_list(fields[0])
@@ -112,9 +121,9 @@ def columns_of(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
 
 
 def _check_inner(kind: pa.DataType, levels: int) -> None:
-    """Refuse a type, so many levels below a column, with too many types in one another, or fields with one name."""
+    """Refuse a type, ``levels`` below a column, with too many types in one another, or fields with one name."""
     if levels > _DEEPEST:
-        raise ColumnsError(f"there are more than {_DEEPEST} types in one another: flatten them")
+        raise ColumnsError(_TOO_DEEP)
     inner = []
     if pa.types.is_map(kind):
         # Its entries are a struct.

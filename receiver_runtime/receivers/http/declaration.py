@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag,
 
 from receiver_runtime.sources.fields.hmac_signature import HEADER_NAME, IN_HEADER, Hmac, check_header_place
 from receiver_runtime.sources.fields.several import Secrets, Several  # noqa: TC001  pydantic reads them
-from receiver_runtime.sources.fields.tcp import Tls, parse_listen, parse_tls
+from receiver_runtime.sources.fields.tcp import Listen, Tls, check_server_tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.fields.verification import WEB_HOOKS, Verification
 from receiver_runtime.sources.plugins import PluginError, load
@@ -72,7 +72,7 @@ Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)]
 class HttpServer(Source):
     """Declare what each kind that takes requests has: its address, who may send, and the limits of requests."""
 
-    listen: str
+    listen: Listen
     tokens: Secrets = ()
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     max_body_bytes: Size = 16 * 2**20
@@ -87,19 +87,9 @@ class HttpServer(Source):
     idle_timeout: Seconds = 75.0
     acknowledgement_timeout: Seconds = 30.0
 
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        parse_listen(listen)
-        return listen
-
     @model_validator(mode="after")
     def _check_server(self) -> Self:
-        if self.tls is not None:
-            if self.tls.certificate_file is None:
-                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
-            if self.tls.server_hostname is not None or not self.tls.verify:
-                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        check_server_tls(self.tls)
         if self.max_waiting_bytes < self.max_body_bytes:
             raise ValueError(
                 f"max_waiting_bytes ({self.max_waiting_bytes}) has no room for one body of max_body_bytes "

@@ -397,7 +397,7 @@ class ColumnFetcher:
     def ends(self, partitions: Iterable[Key]) -> dict[Key, int]:
         """Return the high watermark that the broker said with its last answer to a fetch of each partition.
 
-        A partition without an answer is left out. Asks nobody.
+        A partition without an answer is left out. Asks no broker.
         """
         low, high = ctypes.c_int64(), ctypes.c_int64()
         found: dict[Key, int] = {}

@@ -1,4 +1,4 @@
-"""One listening socket, and the thread that reads from it, from binding to its end.
+"""One listening socket, and the thread that reads from it, from binding to its end; and several run as one.
 
 Owns what it reports of binding to its receiver. A subclass binds and reads.
 """
@@ -13,6 +13,7 @@ from receiver_runtime.sources.fields.tcp import address_of
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from receiver_runtime.supervisor.receiver import Receiver
 
@@ -46,3 +47,20 @@ class ListeningThread(ReadingThread):
         host, port = listening.getsockname()[:2]
         self._receiver.report_listening(address_of(host, port))
         self._serve(listening)
+
+
+class ListeningThreads:
+    """Run the listening threads of one receiver as one: a receiver that listens by several transports."""
+
+    def __init__(self, threads: Sequence[ListeningThread]) -> None:
+        self._threads = threads
+
+    def start(self) -> None:
+        """Start each."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Return when each has handed on what it read."""
+        for thread in self._threads:
+            thread.stop()

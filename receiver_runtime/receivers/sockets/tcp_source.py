@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from receiver_runtime.sources.fields.tcp import Host, Tls, address_of, parse_listen, parse_tls
+from receiver_runtime.sources.fields.tcp import Host, Listen, Tls, address_of, check_server_tls, parse_listen, parse_tls
 from receiver_runtime.sources.fields.units import parse_bytes, parse_duration
 from receiver_runtime.sources.source import Guarantee, Source
 
@@ -37,7 +37,7 @@ class TcpSource(Source):
 
     host: Host | None = None
     port: Annotated[int | None, Field(ge=1, le=65_535)] = None
-    listen: str | None = None
+    listen: Listen | None = None
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)] = 2**20
     connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
@@ -57,13 +57,6 @@ class TcpSource(Source):
             raise ValueError(f"{self.address} is connected to, not listened on: give listen")
         return parse_listen(self.listen)
 
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, listen: str | None) -> str | None:
-        if listen is not None:
-            parse_listen(listen)
-        return listen
-
     @model_validator(mode="after")
     def _check_side(self) -> Self:
         connects = self.host is not None or self.port is not None
@@ -75,9 +68,6 @@ class TcpSource(Source):
             raise ValueError("a port without its host: give host too, or listen='0.0.0.0:9999' to listen")
         if connects and self.port is None:
             raise ValueError("a host without its port: give port too")
-        if self.listen is not None and self.tls is not None:
-            if self.tls.certificate_file is None:
-                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
-            if self.tls.server_hostname is not None or not self.tls.verify:
-                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        if self.listen is not None:
+            check_server_tls(self.tls)
         return self

@@ -62,7 +62,7 @@ class SchemaDecoder(ABC):
 
     @abstractmethod
     def decode(self, records: pa.BinaryArray, header: int) -> Parsed:
-        """Return records, none of which is null and each of which begins with a header of so many bytes."""
+        """Return records, none of which is null and each of which begins with a header of ``header`` bytes."""
 
 
 @dataclass(frozen=True, slots=True)

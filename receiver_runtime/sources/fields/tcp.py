@@ -130,6 +130,26 @@ def parse_listen(listen: str) -> tuple[str, int]:
     return match["ipv6"] or match["host"], int(match["port"])
 
 
+def check_listen(listen: str) -> str:
+    """Return an address to listen on as it is. Raises ValueError."""
+    parse_listen(listen)
+    return listen
+
+
+#: The address that a source listens on.
+Listen = Annotated[str, AfterValidator(check_listen)]
+
+
+def check_server_tls(tls: Tls | None) -> None:
+    """Check the TLS of a source that listens. Raises ValueError."""
+    if tls is None:
+        return
+    if tls.certificate_file is None:
+        raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
+    if tls.server_hostname is not None or not tls.verify:
+        raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+
+
 def most_per_peer(max_connections: int, max_connections_per_peer: int | None) -> int:
     """Return how many connections one peer may have: what the source says, or four fifths of all, rounded up."""
     share = -(-max_connections * _PEER_FIFTHS // 5)
@@ -145,13 +165,9 @@ def check_transports(listen: str, transports: Sequence[str], tls: Tls | None) ->
     """Check the transports of a source that listens by UDP, TCP or both. Raises ValueError."""
     if not transports or len(set(transports)) < len(transports):
         raise ValueError(f"transports={transports!r}: give 'udp', 'tcp', or both, each once")
-    if tls is not None:
-        if "udp" in transports:
-            raise ValueError("tls: datagrams have none: give transports=('tcp',), and UDP a stream of its own")
-        if tls.certificate_file is None:
-            raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
-        if tls.server_hostname is not None or not tls.verify:
-            raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+    if tls is not None and "udp" in transports:
+        raise ValueError("tls: datagrams have none: give transports=('tcp',), and UDP a stream of its own")
+    check_server_tls(tls)
     if parse_listen(listen)[1] == 0 and len(transports) > 1:
         raise ValueError(
             f"listen: {listen!r} takes any free port, a different one for each transport: name a port, or one transport"

@@ -43,7 +43,7 @@ _MARKS = (
 _FAMILY = len("utf-16")
 #: Bytes of the longest mark.
 MARK_BYTES = 4
-#: The mark of UTF-8, which belongs to no text: whoever reads text as UTF-8 alone removes it by this.
+#: The mark of UTF-8, which belongs to no text: a reader of text as UTF-8 alone removes it by this.
 UTF8_MARK = codecs.BOM_UTF8
 _NAMES = (
     "utf-8, utf-16, utf-32, ascii, a one-byte encoding (iso8859-*, cp125*, koi8-r, …), or shift_jis, cp932, euc_jp, "

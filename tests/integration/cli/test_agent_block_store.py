@@ -12,6 +12,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 import sqlalchemy as sa
 
 from forebay.cli.checks.findings import Finding, Health
@@ -23,8 +24,6 @@ from tracker_store.connection.engine import connect
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import pytest
 
 
 def refuse(host: str, settings: dict[str, str]) -> str:
@@ -93,11 +92,6 @@ def test_hosts_on_unshared_directories_are_refused_at_their_start(
             f"and host 'a' runs receivers with {tmp_path / 'a' / 'blocks'}, which is not the same one"
         )
         assert agents(engine) == ["a"]
-        # An agent without receivers may see another store.
-        with running_agent("b", of_b, role="tracker"):
-            eventually(lambda: agents(engine) == ["a", "b"], "the tracker's agent")
-        assert agents(engine) == ["a"]
-
         [found] = findings(monkeypatch, of_b)
         assert (found.health, found.found) == (
             Health.FAILED,
@@ -105,7 +99,19 @@ def test_hosts_on_unshared_directories_are_refused_at_their_start(
         )
         assert "FOREBAY_BLOCK_STORE" in found.way_out
 
-        # The same directory under another name, as when two hosts mount it.
+
+@pytest.mark.slow
+def test_a_tracker_may_see_another_store_and_a_receiving_host_the_same_one_by_another_name(
+    database_url: str, engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_a, of_b = (environment(database_url, tmp_path / host) for host in "ab")
+    with running_agent("a", of_a):
+        eventually(lambda: agents(engine) == ["a"], "the first agent")
+        assert adopt(of_b, tmp_path / "b" / "blocks") == 0
+        with running_agent("b", of_b, role="tracker"):
+            eventually(lambda: agents(engine) == ["a", "b"], "the tracker's agent")
+        assert agents(engine) == ["a"]
+        # As when two hosts mount it.
         (tmp_path / "mounted").symlink_to(tmp_path / "a" / "blocks")
         shared = environment(database_url, tmp_path / "b", tmp_path / "mounted")
         with running_agent("b", shared):

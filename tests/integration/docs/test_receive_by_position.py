@@ -124,7 +124,7 @@ class Feed:
             with connection, connection.makefile("rb") as requests:
                 first = int(requests.readline().removeprefix(b"from "))
                 self.asked.append(first)
-                # It breaks off in the middle of a line, but for the last connection.
+                # It breaks off in the middle of a line, except for the last connection.
                 upto = min(first + 7, self._most)
                 connection.sendall(b"".join(b"%d %d.5\n" % (number, number) for number in range(first, upto)))
                 connection.sendall(b"" if upto == self._most else b"%d 9" % upto)

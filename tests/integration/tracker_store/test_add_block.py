@@ -135,7 +135,7 @@ def test_h05_the_database_itself_refuses_a_block_without_records(
     with pytest.raises(sa.exc.DBAPIError, match=said):
         log.connection.exec_driver_sql(in_sql(function, claimed, *records))
     assert rows(log, claimed.receiver_id) == [(1, 0, 0, 0)]
-    # The call is right but for the records.
+    # The call is right except for the records.
     log.connection.exec_driver_sql(in_sql(function, claimed, *[3 for _ in records]))
     assert len(rows(log, claimed.receiver_id)) == 1 + len(records)
 

@@ -129,7 +129,7 @@ def test_an_origin_that_nothing_follows_outlives_the_receiver_that_wrote_it(log:
     [heir, _] = log.receiver_ids
     gone = sa.text("UPDATE forebay.receivers SET removed_at = :at WHERE id = :id")
     log.connection.execute(gone, {"id": heir, "at": datetime.now(UTC)})
-    assert forget(log) == (0, 0), "there is nobody to keep it"
+    assert forget(log) == (0, 0), "there is no receiver to keep it"
     assert exists(log, receiver_id)
     log.connection.execute(gone, {"id": heir, "at": None})
     assert forget(log) == (0, 1)

@@ -199,7 +199,7 @@ class Read:
     of: dict[str, int] = field(default_factory=dict)
 
 
-# Counters of the transaction itself: exact, at once, and of nobody else.
+# Counters of the transaction itself: exact, at once, and of no other process.
 _COUNTED = """
     SELECT c.relname,
            CASE c.relkind WHEN 'r'

@@ -39,6 +39,27 @@ _LARGE = 40_000  # characters: more than a record may have in the scene that ref
 _STEP = 50  # lines, between which a shipper has time to see the file grow
 _STEP_SECONDS = 0.02
 _TIME = 1_760_000_000  # seconds
+_TELEGRAF = """
+[agent]
+  interval = "200ms"
+  flush_interval = "300ms"
+  metric_batch_size = 500
+  metric_buffer_limit = 100000
+  omit_hostname = true
+[[inputs.tail]]
+  files = ["{file}"]
+  from_beginning = true
+{reads}
+"""
+_TELEGRAF_TEXT = """
+  data_format = "value"
+  data_type = "string"
+"""
+#: How Telegraf reads lines that are metrics.
+TELEGRAF_METRICS = """
+  data_format = "influx"
+  path_tag = ""
+"""
 _AWKWARD = ['a "quote"', "a \\ backslash", "über 日本 🚲", "{'a': 1} {\"b\": [2]}", "tab\there", "%s %{x} $1 ${y}"]
 
 
@@ -202,6 +223,21 @@ def stage_at(root: Path, port: int) -> Stage:
     stage = Stage(folder, port)
     stage.file.touch()
     return stage
+
+
+@contextlib.contextmanager
+def telegraf(stage: Stage, output: str, *, reads: str = _TELEGRAF_TEXT) -> Iterator[None]:
+    """Run Telegraf on the stage's file.
+
+    Args:
+        output: the table of its output, with ``{port}`` and ``{token}``.
+        reads: how its input reads lines: each as a text by default.
+    """
+    configuration = stage.root / "telegraf.conf"
+    text = _TELEGRAF.format(file=stage.file, reads=reads) + output.format(port=stage.port, token=TOKEN)
+    configuration.write_text(text, encoding="utf-8")
+    with stage.run(program("telegraf"), "--config", str(configuration)):
+        yield
 
 
 @contextlib.contextmanager

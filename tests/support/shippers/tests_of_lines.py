@@ -1,4 +1,4 @@
-"""Tests of shippers that follow a file, to be imported by a kind's tests, beside a fixture ``shipper``."""
+"""Tests of shippers that follow a file, which a kind's tests import with all that is beside them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with each of the ``SHIPPERS`` of its module."""
+    if "shipper" in metafunc.fixturenames:
+        shippers: dict[str, Shipper] = metafunc.module.SHIPPERS
+        metafunc.parametrize("shipper", shippers.values(), ids=shippers.keys())
 
 
 def test_each_line_arrives(shipper: Shipper, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_agents_are_probed_and_only_one_at_a_time_is_taken_away() -> None:
         "livenessProbe": "/health",
         "readinessProbe": "/ready",
     }
-    # A batch driver answers nobody: the leading tracker watches its heartbeat.
+    # A batch driver answers no request: the leading tracker watches its heartbeat.
     unwatched = {container["name"] for container in containers() if not any("Probe" in key for key in container)}
     jobs = {
         container["name"]
@@ -210,7 +210,7 @@ def test_compose_names_only_what_it_declares() -> None:
             source = volume.split(":")[0]
             assert source.startswith("./") or source in COMPOSE["volumes"]
         for port in service.get("ports", []):
-            assert port.startswith("127.0.0.1:"), "the webserver asks nobody who it is"
+            assert port.startswith("127.0.0.1:"), "the webserver does not authenticate its clients"
 
 
 def test_the_image_copies_what_there_is_and_runs_as_no_root() -> None:

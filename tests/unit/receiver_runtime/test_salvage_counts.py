@@ -10,7 +10,7 @@ from receiver_runtime.block_store.frames.frame import SourceRule
 
 @pytest.mark.timeout(30)
 def test_a_number_of_2_to_the_62_is_counted_and_not_gone_through() -> None:
-    """A forged header may have it: whoever goes through the numbers in between never ends."""
+    """A forged header may have it: a loop through the numbers in between never ends."""
     found = FoundFrames(epoch=1, registered=5, newest=2**62, intact={6, 2**62})
     assert found.count_unread(SourceRule.NOT_SENT_AGAIN) == 2**62 - 5 - 2
     assert found.count_unread(SourceRule.SENT_AGAIN) == 0

@@ -1,4 +1,4 @@
--- channel_gaps: return the gaps of many channels of a receiver's stream: offsets before the position that nobody registered.
+-- channel_gaps: return the gaps of many channels of a receiver's stream: offsets before the position that none registered.
 --
 -- `place` is that of the channel in the arrays, from 1. See `jump_channel`.
 -- Locks: none.

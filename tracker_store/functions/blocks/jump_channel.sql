@@ -1,4 +1,4 @@
--- jump_channel: move a channel over offsets that nobody has registered, and record them as a gap.
+-- jump_channel: move a channel over offsets that no receiver has registered, and record them as a gap.
 --
 -- For salvage only, where the driver log has lost its last commits: the records of the gap were acknowledged, and are in
 -- another receiver's files, which did not come in time. That receiver's salvage registers them although the channel is

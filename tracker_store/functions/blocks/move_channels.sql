@@ -1,7 +1,7 @@
 -- move_channels: move channels on without a block, because all records of these moves became dead letters.
 --
 -- All or nothing: if a move does not begin where its channel is, none is made, and false is returned. A caller whose
--- answer was lost reads the positions: what is behind a position is stored, whoever moved it.
+-- answer was lost reads the positions: what is behind a position is stored, whichever process moved it.
 -- One move per channel.
 -- Locks: the channels' rows, by (stream, sender, channel).
 CREATE FUNCTION forebay.move_channels(receiver bigint, senders text[], names text[], froms bigint[], tos bigint[])

@@ -1,7 +1,7 @@
 """Hold the positions of channels as one receiver knows them: what is registered, and what it has taken behind that.
 
-Pure: it asks nobody. What the driver log says is registered is told by ``know``; a position that another receiver has
-moved meanwhile shows as a request ahead of its turn, or as a refused block. Memory is bounded: of channels of which
+Pure: it asks no process. What the driver log says is registered is told by ``know``; a position that another receiver
+has moved meanwhile shows as a request ahead of its turn, or as a refused block. Memory is bounded: of channels of which
 nothing is in flight, the least recently used are forgotten, and asked for again.
 """
 

@@ -108,7 +108,7 @@ def test_an_offered_receiver_runs_where_it_is_and_is_listed_for_both_agents(movi
     [to_take] = placements_on_agent(moving.connection, moving.new)
     assert (placed.assignment, to_take.assignment) == (before.assignment, offered)
     assert get_receiver(moving.connection, moving.receiver_id).offered_assignment == offered
-    # Nobody may claim under the offer: the receiver is not taken over yet.
+    # No process may claim under the offer: the receiver is not taken over yet.
     with pytest.raises(NotAssignedError):
         claim_anew(moving.connection, moving.receiver_id, offered)
 
@@ -250,7 +250,7 @@ def test_an_agent_learns_that_no_process_has_a_receiver(moving: Moving) -> None:
     # It is offered to another agent, while its process has it.
     moving.begin()
     assert not unheld(moving.new)
-    # Taken over: nobody has claimed it yet, and the process before is about to sign off.
+    # Taken over: no process has claimed it yet, and the process before is about to sign off.
     [offer] = list_hand_overs(connection)
     assert take_over(connection, receiver_id=moving.receiver_id, assignment=offer.assignment)
     assert unheld(moving.new)

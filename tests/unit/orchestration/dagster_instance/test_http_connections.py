@@ -1,4 +1,4 @@
-"""Check that connections that ask nothing keep nobody from the tracker's /health."""
+"""Check that connections that ask nothing keep no client from the tracker's /health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that a sink of another package takes part like Forebay's own, and that a broken one harms nobody else."""
+"""Check that a sink of another package takes part like Forebay's own, and that a broken one harms no other kind."""
 
 from __future__ import annotations
 

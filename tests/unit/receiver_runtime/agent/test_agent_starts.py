@@ -140,7 +140,7 @@ def test_a_fenced_receiver_is_started_again_under_its_assignment_only_if_no_proc
     now += 60.0
     agent._receivers.start_wanted({7: 3}, {7})
     assert started == [[(7, 3)]] * 2
-    # One that a stop has ended is refused, whoever has it.
+    # One that a stop has ended is refused, whichever process has it.
     agent._receivers._receiver_ended(8, fenced, ExitCode.STOPPED, "stopped")
     agent._receivers.start_wanted({8: 3}, {8})
     assert started == [[(7, 3)]] * 2

@@ -60,7 +60,7 @@ def declare(connection: sa.Connection, source: dict[str, Any]) -> None:
 
 
 class Stream:
-    """The letters of one receiver whose source is `SocketText` at a port where the test listens, or nobody does."""
+    """The letters of one receiver whose source is `SocketText` at a port where the test listens, or no process does."""
 
     def __init__(self, connection: sa.Connection, port: int) -> None:
         self.connection = connection

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tracker_store.blocks.blocks import BlockHandle
 
 A, B, C = (ChannelKey("", name) for name in "abc")
-# Of each of so many records one is no UTF-8, and becomes a dead letter.
+# One record in this many is no UTF-8, and becomes a dead letter.
 BAD = 7
 
 

@@ -58,7 +58,7 @@ def test_a_request_without_a_readable_line_counts_too(one: Listening) -> None:
         assert (status, position, answer["records"]) == (200, end, 0)
     assert [data for _, _, data in one.rig.dead_letters()[letters:]] == [b"{", b'{"a":', b"\xff", b"["]
     assert said(send(one, "unreadable", 4, b"5"))[1:] == ("5", {"records": 1, "duplicates": 0})
-    # Nobody knows how many records these are: nothing is stored, and the position stays.
+    # The receiver can't know how many records these are: nothing is stored, and the position stays.
     assert [send(one, "unreadable", 5, body).status for body in (b"", b"\n \n")] == [400, 400]
     document = one.post(b'[{"a": 1}, {"a"', {**JSON, "Forebay-Channel": "unreadable", "Forebay-Offset": "5"})
     assert document.status == 400

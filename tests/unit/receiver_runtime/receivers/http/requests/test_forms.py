@@ -341,7 +341,7 @@ def test_a_line_of_wide_text_that_can_not_be_decoded_is_a_dead_letter_alone() ->
 def test_a_rejected_line_is_kept_whole_however_long_it_is(
     end: str, kind: str, charset: str, odd: bytes, most: int
 ) -> None:
-    """Its sender is told that it is kept, and sends it to nobody else."""
+    """Its sender is told that it is kept, and sends it to no other server."""
     line = ('"' + "x" * 400_000 + '"').encode(charset) + odd
     data = "{}\n".encode(charset) + line + end.encode(charset)
     found = parse_plain([(b"content-type", f"{kind}; charset={charset}".encode())], data, most_bytes=most)
