@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from receiver_runtime.record_formats.short_values import short_values
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -106,11 +108,13 @@ class FlatObjects:
     Args:
         schema: the columns, of the types that Arrow's parser gives them.
         closed: whether a record may have no other members.
+        piece_bytes: how many bytes of records are looked at together.
     """
 
-    def __init__(self, schema: pa.Schema, *, closed: bool) -> None:
+    def __init__(self, schema: pa.Schema, *, closed: bool, piece_bytes: int = _PIECE_BYTES) -> None:
         self._schema = schema
         self._closed = closed
+        self._piece_bytes = piece_bytes
         # That of the records before: the records of a stream are mostly alike.
         self._layout: _Layout | None = None
 
@@ -166,13 +170,17 @@ class FlatObjects:
 
     def _read(self, text: _Text, layout: _Layout) -> tuple[pa.RecordBatch, Rows]:
         """Return the members of the records that have a layout, and which these are. Raises _UnlikeError."""
-        rows, edges = text.edges_of(layout)
+        rows, edges = text.edges_of(layout, self._piece_bytes)
         good = np.ones(len(rows), dtype=np.bool_)
         found: dict[str, pa.Array] = {}
         for value, its_edges in zip(layout.values, edges, strict=True):
             field = self._field(value.name)
             if value.is_text and field is None:
                 continue
+            if not value.is_text and field is not None:
+                found[value.name] = short_values(text.octets, its_edges, field.type)
+                if found[value.name] is not None:
+                    continue
             texts = text.texts(its_edges)
             if value.is_text:
                 found[value.name] = texts
@@ -233,12 +241,12 @@ class _Text:
         both = pa.StringArray.from_buffers(2 * count - 1, pa.py_buffer(edges), self.data, null_count=0)
         return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
-    def edges_of(self, layout: _Layout) -> tuple[Places, Sequence[Edges]]:
+    def edges_of(self, layout: _Layout, piece_bytes: int) -> tuple[Places, Sequence[Edges]]:
         """Return which records have a layout, and where each of its values begins and ends in them, in turn.
 
         Raises _UnlikeError.
         """
-        count = max(1, self.count * _PIECE_BYTES // len(self.octets))
+        count = max(1, self.count * piece_bytes // len(self.octets))
         firsts = range(0, self.count, count)
         room = _Room(
             max(int(self.edges[min(first + count, self.count)] - self.edges[first]) for first in firsts),
