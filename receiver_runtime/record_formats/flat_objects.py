@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Places = npt.NDArray[np.int64]
-    Edges = npt.NDArray[np.int32]
     Rows = npt.NDArray[np.bool_]
 
 _QUOTE, _ESCAPE, _BLANK, _DOT, _MINUS, _ZERO, _NINE = b'"\\ .-09'
@@ -126,9 +125,7 @@ class FlatObjects:
         text = _Text.of(values)
         if not text.is_utf8(values):
             return None
-        for layout in (self._layout, self._layout_of(text.record(0))):
-            if layout is None:
-                continue
+        for layout in self._layouts(text):
             try:
                 found = self._read(text, layout)
             except _UnlikeError:
@@ -136,6 +133,13 @@ class FlatObjects:
             self._layout = layout
             return found
         return None
+
+    def _layouts(self, text: _Text) -> Iterator[_Layout]:
+        """Yield what the layout of most records may be."""
+        if (before := self._layout) is not None:
+            yield before
+        if (first := self._layout_of(text.record(0))) is not None:
+            yield first
 
     def _layout_of(self, record: bytes) -> _Layout | None:
         """Return the layout of a record; None: it has none."""
@@ -170,18 +174,18 @@ class FlatObjects:
 
     def _read(self, text: _Text, layout: _Layout) -> tuple[pa.RecordBatch, Rows]:
         """Return the members of the records that have a layout, and which these are. Raises _UnlikeError."""
-        rows, edges = text.edges_of(layout, self._piece_bytes)
+        rows, spans = text.spans(layout, self._piece_bytes)
         good = np.ones(len(rows), dtype=np.bool_)
         found: dict[str, pa.Array] = {}
-        for value, its_edges in zip(layout.values, edges, strict=True):
+        for value, span in zip(layout.values, spans, strict=True):
             field = self._field(value.name)
             if value.is_text and field is None:
                 continue
             if not value.is_text and field is not None:
-                found[value.name] = short_values(text.octets, its_edges, field.type)
+                found[value.name] = short_values(text.octets, span.starts, span.stops, field.type)
                 if found[value.name] is not None:
                     continue
-            texts = text.texts(its_edges)
+            texts = text.texts(span)
             if value.is_text:
                 found[value.name] = texts
             elif field is None:
@@ -235,17 +239,16 @@ class _Text:
             return False
         return True
 
-    def texts(self, edges: Edges) -> pa.StringArray:
-        """Return a value of each record as text, given by where it begins and ends in each, in turn."""
-        count = len(edges) // 2
+    def texts(self, span: _Span) -> pa.StringArray:
+        """Return a value of each record as text."""
+        count = len(span.starts)
+        edges = np.empty(2 * count, dtype=np.int32)
+        edges[0::2], edges[1::2] = span
         both = pa.StringArray.from_buffers(2 * count - 1, pa.py_buffer(edges), self.data, null_count=0)
         return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
-    def edges_of(self, layout: _Layout, piece_bytes: int) -> tuple[Places, Sequence[Edges]]:
-        """Return which records have a layout, and where each of its values begins and ends in them, in turn.
-
-        Raises _UnlikeError.
-        """
+    def spans(self, layout: _Layout, piece_bytes: int) -> tuple[Places, Sequence[_Span]]:
+        """Return which records have a layout, and where each of its values is in them. Raises _UnlikeError."""
         count = max(1, self.count * piece_bytes // len(self.octets))
         firsts = range(0, self.count, count)
         room = _Room(
@@ -254,20 +257,20 @@ class _Text:
         )
         unlike = 0
         found: list[Places] = []
-        edges: list[list[Edges]] = [[] for _ in layout.values]
+        spans: list[Sequence[_Span]] = []
         for first in firsts:
             places = self.edges[first : first + count + 1]
             begin = places[0]
             piece = _Piece(room, room.filled(self.octets[begin : places[-1]]), places - begin)
-            rows, spans = piece.spans(layout)
+            rows, its_spans = piece.spans(layout)
             unlike += piece.count - len(rows)
             if 2 * unlike > self.count:
                 raise _UnlikeError
             found.append(rows + first)
-            for span, its_edges in zip(spans, edges, strict=True):
-                its_edges.append(both := np.empty(2 * len(rows), dtype=np.int32))
-                both[0::2], both[1::2] = span.starts + begin, span.stops + begin
-        return np.concatenate(found), [np.concatenate(its_edges) for its_edges in edges]
+            spans.append([_Span(span.starts + begin, span.stops + begin) for span in its_spans])
+        return np.concatenate(found), [
+            _Span(*map(np.concatenate, zip(*of_value, strict=True))) for of_value in zip(*spans, strict=True)
+        ]
 
 
 class _Room:

@@ -14,7 +14,6 @@ import pyarrow as pa
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Edges = npt.NDArray[np.int32]
     Octets = npt.NDArray[np.uint8]
     Places = npt.NDArray[np.int64]
     Words = npt.NDArray[np.uint64]
@@ -47,15 +46,14 @@ class _OtherError(Exception):
     """Nothing to do: one of the texts is for Arrow's casts."""
 
 
-def short_values(octets: Octets, edges: Edges, kind: pa.DataType) -> pa.Array | None:
-    """Return values without quotes, given by where each begins and ends in turn; None: it takes not all of them.
+def short_values(octets: Octets, starts: Places, stops: Places, kind: pa.DataType) -> pa.Array | None:
+    """Return values without quotes, given by where each begins and ends, in order; None: it takes not all of them.
 
     The type is one of integers, floating-point numbers or truths.
     """
     if not (pa.types.is_signed_integer(kind) or pa.types.is_float64(kind) or pa.types.is_boolean(kind)):
         # Other floating-point numbers would be rounded twice, and -0 is no number without a sign.
         return None
-    starts, stops = edges[0::2].astype(np.int64), edges[1::2].astype(np.int64)
     try:
         lengths = stops - starts
         _refuse(stops[0] < _WORD or lengths.min() < 1 or lengths.max() > _WORD)
