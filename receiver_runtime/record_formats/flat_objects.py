@@ -19,8 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from receiver_runtime.record_formats.short_values import short_values
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -39,8 +41,37 @@ _PATTERNS = {True: r"^-?(?:0|[1-9][0-9]{0,17})$", False: f"^{_NUMBER}$"}
 _ANY = f"^(?:true|false|null|{_NUMBER})$"
 _NULL = "null"
 _WORD = 8
+_ALL_BITS = np.uint64(2**64 - 1)
+_MOST_WORDS = 4  # of one look at a place
 # Each value, and each word between two, has a cost that does not depend on how many records there are.
 _MOST_VALUES, _MOST_BETWEEN = 256, 4096
+# Bytes of records whose values are looked for at once: what is made of them stays in a processor's cache.
+_PIECE_BYTES = 2**19
+
+
+class _Run:
+    """Hold bytes that stand between two values, or before or behind them, in each record of a layout."""
+
+    def __init__(self, octets: bytes) -> None:
+        self.size = len(octets)
+        self.quotes = octets.count(b'"')
+        self.first_quote = octets.find(b'"')
+        words = [octets[begin : begin + _WORD] for begin in range(0, len(octets), _WORD)]
+        self._words = [(_word(word), _word(b"\xff" * len(word))) for word in words]
+
+    def add_differences(self, found: npt.NDArray[np.uint64], room: _Room, places: Places) -> None:
+        """Set bits in ``found`` for each place where these bytes do not begin.
+
+        A place may be before the room: its answer is of no use.
+        """
+        for first in range(0, len(self._words), _MOST_WORDS):
+            words = self._words[first : first + _MOST_WORDS]
+            looked_at = room.words(len(words))[first * _WORD :][places].view("<u8")
+            for number, (word, mask) in enumerate(words):
+                differences = looked_at[number :: len(words)] ^ word
+                if mask != _ALL_BITS:
+                    differences &= mask
+                found |= differences
 
 
 class _Value(NamedTuple):
@@ -48,14 +79,14 @@ class _Value(NamedTuple):
 
     name: str
     is_text: bool
-    before: bytes
+    before: _Run
 
 
 class _Layout(NamedTuple):
     """Hold the values of a record in order; see the module. ``after``: the bytes behind the last one."""
 
     values: Sequence[_Value]
-    after: bytes
+    after: _Run
     quotes: int
 
 
@@ -76,11 +107,13 @@ class FlatObjects:
     Args:
         schema: the columns, of the types that Arrow's parser gives them.
         closed: whether a record may have no other members.
+        piece_bytes: how many bytes of records are looked at together.
     """
 
-    def __init__(self, schema: pa.Schema, *, closed: bool) -> None:
+    def __init__(self, schema: pa.Schema, *, closed: bool, piece_bytes: int = _PIECE_BYTES) -> None:
         self._schema = schema
         self._closed = closed
+        self._piece_bytes = piece_bytes
         # That of the records before: the records of a stream are mostly alike.
         self._layout: _Layout | None = None
 
@@ -92,9 +125,7 @@ class FlatObjects:
         text = _Text.of(values)
         if not text.is_utf8(values):
             return None
-        for layout in (self._layout, self._layout_of(text.record(0))):
-            if layout is None:
-                continue
+        for layout in self._layouts(text):
             try:
                 found = self._read(text, layout)
             except _UnlikeError:
@@ -103,20 +134,31 @@ class FlatObjects:
             return found
         return None
 
+    def _layouts(self, text: _Text) -> Iterator[_Layout]:
+        """Yield what the layout of most records may be."""
+        if (before := self._layout) is not None:
+            yield before
+        if (first := self._layout_of(text.record(0))) is not None:
+            yield first
+
     def _layout_of(self, record: bytes) -> _Layout | None:
         """Return the layout of a record; None: it has none."""
         values: list[_Value] = []
-        begin, at = 0, 1
+        between = begin = 0
+        at = 1
         member = _MEMBER.match(record, at)
         while member is not None:
             value = "plain" if member["text"] is None else "text"
-            values.append(_Value(member["name"].decode(), value == "text", record[begin : member.start(value)]))
+            before = record[begin : member.start(value)]
+            between += len(before)
+            values.append(_Value(member["name"].decode(), value == "text", _Run(before)))
             begin, at = member.end(value), member.end()
             if member["end"] == b"}":
                 break
             # Looked at before the next one is: a record may have any number.
-            member = None if len(values) == _MOST_VALUES else _MEMBER.match(record, at)
-        if member is None or at != len(record) or sum(len(value.before) for value in values) > _MOST_BETWEEN:
+            is_over = len(values) == _MOST_VALUES or between > _MOST_BETWEEN
+            member = None if is_over else _MEMBER.match(record, at)
+        if member is None or at != len(record) or between > _MOST_BETWEEN:
             return None
         names = {value.name for value in values}
         fields = [(value, self._field(value.name)) for value in values]
@@ -124,7 +166,7 @@ class FlatObjects:
             _can_have(field.type, value) if field else not self._closed for value, field in fields
         ):
             return None
-        return _Layout(values, record[begin:], record.count(b'"'))
+        return _Layout(values, _Run(record[begin:]), record.count(b'"'))
 
     def _field(self, name: str) -> pa.Field | None:
         number = self._schema.get_field_index(name)
@@ -132,13 +174,17 @@ class FlatObjects:
 
     def _read(self, text: _Text, layout: _Layout) -> tuple[pa.RecordBatch, Rows]:
         """Return the members of the records that have a layout, and which these are. Raises _UnlikeError."""
-        rows, spans = text.spans(layout)
+        rows, spans = text.spans(layout, self._piece_bytes)
         good = np.ones(len(rows), dtype=np.bool_)
         found: dict[str, pa.Array] = {}
         for value, span in zip(layout.values, spans, strict=True):
             field = self._field(value.name)
             if value.is_text and field is None:
                 continue
+            if not value.is_text and field is not None:
+                found[value.name] = short_values(text.octets, span.starts, span.stops, field.type)
+                if found[value.name] is not None:
+                    continue
             texts = text.texts(span)
             if value.is_text:
                 found[value.name] = texts
@@ -201,72 +247,122 @@ class _Text:
         both = pa.StringArray.from_buffers(2 * count - 1, pa.py_buffer(edges), self.data, null_count=0)
         return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
-    def spans(self, layout: _Layout) -> tuple[Places, Sequence[_Span]]:
+    def spans(self, layout: _Layout, piece_bytes: int) -> tuple[Places, Sequence[_Span]]:
         """Return which records have a layout, and where each of its values is in them. Raises _UnlikeError."""
+        count = max(1, self.count * piece_bytes // len(self.octets))
+        firsts = range(0, self.count, count)
+        room = _Room(
+            max(int(self.edges[min(first + count, self.count)] - self.edges[first]) for first in firsts),
+            max(value.before.size for value in layout.values) + layout.after.size,
+        )
+        unlike = 0
+        found: list[Places] = []
+        spans: list[Sequence[_Span]] = []
+        for first in firsts:
+            places = self.edges[first : first + count + 1]
+            begin = places[0]
+            piece = _Piece(room, room.filled(self.octets[begin : places[-1]]), places - begin)
+            rows, its_spans = piece.spans(layout)
+            unlike += piece.count - len(rows)
+            if 2 * unlike > self.count:
+                raise _UnlikeError
+            found.append(rows + first)
+            spans.append([_Span(span.starts + begin, span.stops + begin) for span in its_spans])
+        return np.concatenate(found), [
+            _Span(*map(np.concatenate, zip(*of_value, strict=True))) for of_value in zip(*spans, strict=True)
+        ]
+
+
+class _Room:
+    """Hold the bytes of one piece of records after another, with room behind them for a look past their end.
+
+    Args:
+        most: the size of the largest piece.
+        longest: how far from a byte of the piece a look may begin.
+    """
+
+    def __init__(self, most: int, longest: int) -> None:
+        self._octets = np.zeros(most + 2 * longest + _MOST_WORDS * _WORD, dtype=np.uint8)
+        self._words: dict[int, npt.NDArray[np.void]] = {}
+
+    def filled(self, octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return the same bytes in this room."""
+        own = self._octets[: len(octets)]
+        own[:] = octets
+        return own
+
+    def words(self, count: int) -> npt.NDArray[np.void]:
+        """Return for each byte the words that begin at it, so many."""
+        if count not in self._words:
+            size = count * _WORD
+            places = len(self._octets) - size + 1
+            self._words[count] = np.ndarray((places,), f"V{size}", buffer=self._octets, strides=(1,))
+        return self._words[count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Hold some of the records, at the beginning of a room; each begins at one of the ``edges``."""
+
+    room: _Room
+    octets: npt.NDArray[np.uint8]
+    edges: Places
+
+    @property
+    def count(self) -> int:
+        """Return how many records there are."""
+        return len(self.edges) - 1
+
+    def spans(self, layout: _Layout) -> tuple[Places, Sequence[_Span]]:
+        """Return which records have a layout, and where each of its values is in them."""
         rows, marks = self._with_quotes(layout.quotes)
         begins, ends = self.edges[:-1][rows], self.edges[1:][rows]
-        runs = _Runs(self.octets, max(len(value.before) for value in layout.values) + len(layout.after))
         differ = np.zeros(len(rows), dtype=np.uint64)
         fits = np.ones(len(rows), dtype=np.bool_)
         spans: list[_Span] = []
         at, mark = begins, 0
-        following = [value.before for value in layout.values[1:]] + [layout.after]
+        following = [*(value.before for value in layout.values[1:]), layout.after]
         for value, behind in zip(layout.values, following, strict=True):
-            differ |= runs.differ(value.before, at)
-            starts = at + len(value.before)
-            mark += value.before.count(b'"')
+            value.before.add_differences(differ, self.room, at)
+            starts = at + value.before.size
+            mark += value.before.quotes
             # A text ends at its own quote. Behind another value are bytes with a quote, except behind the last one.
-            at = marks[mark] - behind.index(b'"') if b'"' in behind else ends - len(behind)
+            at = marks[:, mark] - behind.first_quote if behind.quotes else ends - behind.size
             fits &= at >= starts
             spans.append(_Span(starts, at))
-        differ |= runs.differ(layout.after, at)
-        fits &= (differ == 0) & (at + len(layout.after) == ends)
+        layout.after.add_differences(differ, self.room, at)
+        fits &= (differ == 0) & (at + layout.after.size == ends)
         if fits.all():
             return rows, spans
-        return _most(rows[fits], self.count), [_Span(span.starts[fits], span.stops[fits]) for span in spans]
+        return rows[fits], [_Span(span.starts[fits], span.stops[fits]) for span in spans]
 
     def _with_quotes(self, count: int) -> tuple[Places, Places]:
         """Return which records have ``count`` quotes, no escape and no control character; and where their quotes are.
 
-        The places have a row for the first quotes, one for the second, and so on. Raises _UnlikeError.
+        The places have a row for each of these records.
         """
         marks = np.flatnonzero(self.octets == _QUOTE)
         plain = np.ones(self.count, dtype=np.bool_)
-        for odd in (self.octets < _BLANK, self.octets == _ESCAPE):
-            if odd.any():
-                plain[self.edges.searchsorted(np.flatnonzero(odd), side="right") - 1] = False
+        for odd in self._odd():
+            plain[self.edges.searchsorted(np.flatnonzero(odd), side="right") - 1] = False
         if len(marks) != self.count * count or not self._are_in_turn(marks.reshape(-1, count)):
             counts = np.diff(marks.searchsorted(self.edges))
             plain &= counts == count
             marks = marks[np.repeat(plain, counts)]
         elif not plain.all():
             marks = marks[np.repeat(plain, count)]
-        return _most(np.flatnonzero(plain), self.count), np.ascontiguousarray(marks.reshape(-1, count).T)
+        return np.flatnonzero(plain), marks.reshape(-1, count)
+
+    def _odd(self) -> Iterator[Rows]:
+        """Yield which bytes a record must not have."""
+        if self.octets.min() < _BLANK:
+            yield self.octets < _BLANK
+        if (escapes := self.octets == _ESCAPE).any():
+            yield escapes
 
     def _are_in_turn(self, marks: Places) -> bool:
         """Return whether each row of places is within the record of that row."""
         return bool((marks[:, 0] >= self.edges[:-1]).all() and (marks[:, -1] < self.edges[1:]).all())
-
-
-class _Runs:
-    """Compare bytes at many places, eight at a time. ``longest``: at most this many are compared at one place."""
-
-    def __init__(self, octets: npt.NDArray[np.uint8], longest: int) -> None:
-        room = np.zeros(len(octets) + longest + _WORD, dtype=np.uint8)
-        room[: len(octets)] = octets
-        # The word that begins at each byte.
-        self._words = np.ndarray((len(room) - _WORD + 1,), "<u8", buffer=room, strides=(1,))
-
-    def differ(self, run: bytes, places: Places) -> npt.NDArray[np.uint64]:
-        """Return zero for each place where these bytes begin. A place may be negative: its answer is of no use."""
-        if len(run) < _WORD:
-            mask = np.uint64(256 ** len(run) - 1)
-            return (self._words[places] ^ _word(run)) & mask
-        last = len(run) - _WORD
-        found: npt.NDArray[np.uint64] = self._words[last:][places] ^ _word(run[last:])
-        for begin in range(0, last, _WORD):
-            found |= self._words[begin:][places] ^ _word(run[begin : begin + _WORD])
-        return found
 
 
 def _word(octets: bytes) -> np.uint64:

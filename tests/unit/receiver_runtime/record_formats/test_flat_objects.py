@@ -57,11 +57,13 @@ def texts(draw: st.DrawFn) -> list[bytes]:
 
 
 @settings(max_examples=examples(800))
-@given(st.lists(texts(), min_size=1, max_size=2), st.booleans())
+@given(st.lists(texts(), min_size=1, max_size=2), st.booleans(), st.sampled_from([1, 100, 2**19]))
 @pytest.mark.search
-def test_records_have_the_values_that_arrows_parser_gives_each_alone(drawn: list[list[bytes]], closed: bool) -> None:
+def test_records_have_the_values_that_arrows_parser_gives_each_alone(
+    drawn: list[list[bytes]], closed: bool, piece_bytes: int
+) -> None:
     reader = JsonReader(Json("item STRING, pieces BIGINT, small TINYINT, price DOUBLE, near FLOAT, paid BOOLEAN"))
-    flat = FlatObjects(reader.schema, closed=closed)
+    flat = FlatObjects(reader.schema, closed=closed, piece_bytes=piece_bytes)
     for records in drawn:
         if not records or (found := flat.read(pa.array([b"{", *records], pa.binary())[1:])) is None:
             continue
