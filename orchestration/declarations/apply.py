@@ -191,6 +191,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
             interval=pipeline.interval,
             retention=pipeline.kept_for,
             at_latest=pipeline.start == "latest",
+            calendar=pipeline.calendar,
         )
     return changes
 

@@ -253,6 +253,17 @@ class Sink(ABC):
         """Return where the table is; None: the sink keeps none. Never access the target."""
         return None
 
+    def in_timezone(self, timezone: str | None) -> None:  # noqa: B027  most sinks name nothing by local time
+        """Take the time zone of its pipeline for what it names by the time of day. Called when it is declared."""
+
+    def published_hour(self, batch_time: datetime) -> tuple[datetime, datetime]:
+        """Return the span of time whose batches readers see together with this one's: by default, its hour in UTC.
+
+        Only one process at a time changes what readers see of it. It is named by its begin, as in `upkeep_hours`.
+        """
+        begin = batch_time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+        return begin, begin + HOURLY
+
     def load(self) -> None:  # noqa: B027  most sinks need no further package
         """Import what writing needs. Raises SinkError, which names the missing package and how to install it."""
 

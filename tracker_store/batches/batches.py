@@ -16,6 +16,7 @@ from tracker_store.connection.errors import (
     DriverLogError,
 )
 from tracker_store.receivers.leadership import LED
+from tracker_store.schema.batch_calendar import DecidedTimes
 from tracker_store.schema.states import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
@@ -212,6 +213,16 @@ def claim_replay(
         raise BatchHeldError(row.detail)
     number: int = row.number
     return number
+
+
+def decided_times(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> DecidedTimes | None:
+    """Return what its pipeline's calendar decided with a batch; None: there is no calendar, or no batch. No locks."""
+    with named_failures():
+        stored = connection.execute(
+            sa.text("SELECT calendar FROM forebay.batches WHERE pipeline_id = :pipeline AND batch_time = :time"),
+            {"pipeline": pipeline_id, "time": batch_time},
+        ).scalar_one_or_none()
+    return DecidedTimes.of(stored)
 
 
 def fail_attempt(
