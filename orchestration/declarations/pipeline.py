@@ -289,7 +289,7 @@ class Window:
         slide = None if self.slide is None else checked_interval(self.slide_span or of_duration(self.slide))
         for name, span in (("length", length), ("slide", slide)):
             if span is not None and not span.is_multiple_of(calendar.interval):
-                raise ValueError(f"the {name}, {span.shown}, is no multiple of the interval, {calendar.interval.shown}")
+                raise ValueError(f"the {name}, {span.text}, is no multiple of the interval, {calendar.interval.text}")
         return Window(
             self.stream,
             length.longest,
@@ -332,7 +332,7 @@ class Window:
         }
 
     def __repr__(self) -> str:
-        length = self.length if self.length_span is None else self.length_span.shown
+        length = self.length if self.length_span is None else self.length_span.text
         return f"Window({self.stream.name!r}, {length})"
 
 
@@ -628,7 +628,7 @@ class Pipeline:
             (entry.slide_span if isinstance(entry, Window) else None) or calendar.interval for entry in output.inputs
         }
         if len(slides) > 1:
-            shown = " and ".join(sorted(f"every {slide.shown}" for slide in slides))
+            shown = " and ".join(sorted(f"every {slide.text}" for slide in slides))
             message = f"{where}: its inputs would be read {shown}, and what comes between missed: give all one slide"
             raise DeclarationError(message)
 

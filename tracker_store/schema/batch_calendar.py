@@ -42,6 +42,8 @@ _WEEKDAYS = tuple(name.lower() for name in day_name)
 _CALENDAR_TEXT = re.compile(
     r"\s*(\d{1,5})\s*(day|week|month|year)s?(?:\s+on\s+([a-z]+?)s?)?\s*", re.IGNORECASE | re.ASCII
 )
+_SIZES = {"h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_TIME_TEXT = re.compile(r"(\d+)(h|m|s|ms)", re.ASCII)
 # A host's own settings, which differ from host to host, and a place-holder.
 _NO_ZONES = frozenset({"localtime", "posixrules", "Factory"})
 
@@ -65,21 +67,12 @@ class Span:
 
     @property
     def text(self) -> str:
-        """Return the span in the one form that the driver log has of it."""
+        """Return the span in the one form that the driver log has of it, and that people see."""
         if self.unit is Unit.TIME:
-            return f"{self.count} ms"
+            unit, size = next(each for each in _SIZES.items() if self.count % each[1] == 0)
+            return f"{self.count // size}{unit}"
         on = "" if self.weekday is None else f" on {_WEEKDAYS[self.weekday]}"
         return f"{self.count} {self.unit.value}{'' if self.count == 1 else 's'}{on}"
-
-    @property
-    def shown(self) -> str:
-        """Return the span for people."""
-        if self.unit is not Unit.TIME:
-            return self.text
-        for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000)):
-            if self.count % size == 0:
-                return f"{self.count // size}{unit}"
-        return f"{self.count}ms"
 
     @property
     def nominal(self) -> timedelta:
@@ -143,9 +136,8 @@ def calendar_text(text: str) -> Span | None:
 
 def span_of(text: str) -> Span:
     """Return the span of a text as the driver log has it: `Span.text`."""
-    count, _, unit = text.partition(" ")
-    if unit == "ms":
-        return Span(Unit.TIME, int(count))
+    if (found := _TIME_TEXT.fullmatch(text)) is not None:
+        return Span(Unit.TIME, int(found[1]) * _SIZES[found[2]])
     span = calendar_text(text)
     if span is None:
         raise ValueError(f"{text!r} is no interval")
@@ -165,7 +157,7 @@ def checked_interval(span: Span) -> Span:
     """Return the span if it can cut time by a calendar. Raises ValueError, which says how to fix it."""
     if span.unit is Unit.TIME and (not span.count or _DAY % span.nominal):
         raise ValueError(
-            f"{span.shown} does not divide a day: by the wall clock it begins again at each midnight, so give one that "
+            f"{span.text} does not divide a day: by the wall clock it begins again at each midnight, so give one that "
             "does, as '10s', '15m' or '6h'"
         )
     weeks, rest = (span.count, 0) if span.unit is Unit.WEEK else divmod(span.count, 7)
@@ -300,6 +292,11 @@ class BatchCalendar:
     def _first_weekday(self) -> int:
         """Return the days from 1970-01-01 to the first begin of a week."""
         return 0 if self.interval.weekday is None else (self.interval.weekday - _FIRST_DAY.weekday()) % 7
+
+
+def shown_calendar(declared: Mapping[str, Any] | None) -> str | None:
+    """Return a pipeline's interval with its zone, for people; None: it has no calendar."""
+    return None if declared is None else f"{span_of(declared['interval']).text}, {declared['timezone']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_
                                    / extract(epoch FROM p.batch_interval)))::bigint END AS due_batches,
        greatest(completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END)
            AS progress_since,
-       unfinished.oldest AS oldest_unfinished_at
+       unfinished.oldest AS oldest_unfinished_at,
+       p.declaration -> 'calendar' AS calendar
 FROM forebay.pipelines p
 LEFT JOIN LATERAL (
     SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, coalesce(sum(w.waiting_records), 0)::bigint AS records,
@@ -88,3 +89,5 @@ COMMENT ON COLUMN forebay.pipeline_status.progress_since IS
     'The latest of: its newest completed batch, its last change, the beginning of its RUNNING';
 COMMENT ON COLUMN forebay.pipeline_status.oldest_unfinished_at IS
     'When the oldest of its unfinished batches was allocated; null: there is none';
+COMMENT ON COLUMN forebay.pipeline_status.calendar IS
+    'Its interval and time zone, if its batch times follow a calendar; null: they are multiples of batch_interval';
