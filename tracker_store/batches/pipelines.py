@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from tracker_store.schema.batch_calendar import BatchCalendar
 
+# How often to look for the boundary after the last batch, while batches are decided that pass it.
+_LOOKS = 5
+
 
 def still_runs(name: str) -> DriverLogError:
     """Return the error for a pipeline that can't be removed because it, or an attempt at a batch of it, runs."""
@@ -310,8 +313,17 @@ def apply_pipeline(
     begins after the existing blocks, in the same transaction. With a `calendar`, batch times are its boundaries; an
     existing pipeline goes on at the first one after its last batch time.
     """
-    newest = next_boundary = None
-    if calendar is not None:
+    values = {
+        "name": name,
+        "declaration": json.dumps(declaration),
+        "streams": list(stream_ids),
+        "interval": interval,
+        "retention": retention,
+        "at_latest": at_latest,
+    }
+    if calendar is None:
+        return _apply_pipeline(connection, values, None, None)
+    for _ in range(_LOOKS):
         with named_failures():
             row = connection.execute(
                 sa.text("""
@@ -324,7 +336,21 @@ def apply_pipeline(
                 {"name": name},
             ).one()
         newest = calendar.newest_up_to(row.now)
-        next_boundary = calendar.next_after(newest if row.last is None else row.last)
+        following = calendar.next_after(newest if row.last is None else row.last)
+        pipeline_id = _apply_pipeline(connection, values, newest, following)
+        with named_failures():
+            kept = connection.execute(
+                sa.text("SELECT next_batch_time FROM forebay.pipelines WHERE id = :id"), {"id": pipeline_id}
+            ).scalar_one()
+        # None: a batch was decided in between. The look for due pipelines knows the calendar by this alone.
+        if kept is not None:
+            break
+    return pipeline_id
+
+
+def _apply_pipeline(
+    connection: sa.Connection, values: dict[str, Any], newest: datetime | None, following: datetime | None
+) -> int:
     with named_failures():
         pipeline_id: int = connection.execute(
             sa.text("""
@@ -333,16 +359,7 @@ def apply_pipeline(
                     :newest, :next
                 )
             """),
-            {
-                "name": name,
-                "declaration": json.dumps(declaration),
-                "streams": list(stream_ids),
-                "interval": interval,
-                "retention": retention,
-                "at_latest": at_latest,
-                "newest": newest,
-                "next": next_boundary,
-            },
+            {**values, "newest": newest, "next": following},
         ).scalar_one()
     return pipeline_id
 
