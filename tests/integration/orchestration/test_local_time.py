@@ -256,3 +256,24 @@ def test_a_batch_of_an_attempt_that_fails_names_only_outputs_that_were_due(conne
             sa.text("SELECT reason FROM forebay.batches WHERE batch_time = :t"), {"t": time}
         ).scalar_one()
         assert found == reason
+
+
+def test_a_batch_that_is_decided_while_a_zone_is_applied_leaves_the_next_boundary_known(
+    connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check because the tracker's look for due pipelines knows a calendar's boundaries by the row alone."""
+    log = begun(connection, declared("1d", None), midnight(AUTUMN))
+    next_after = batch_calendar.BatchCalendar.next_after
+    in_between = iter([True, False, False])
+
+    def raced(calendar: batch_calendar.BatchCalendar, time: datetime) -> datetime:
+        if next(in_between, False):
+            connection.execute(
+                sa.text("UPDATE forebay.pipelines SET last_batch_time = :at"), {"at": midnight(AUTUMN, 2)}
+            )
+        return next_after(calendar, time)
+
+    monkeypatch.setattr(batch_calendar.BatchCalendar, "next_after", raced)
+    apply(connection, [declared("1 day", "Europe/Berlin")])
+    stored = connection.execute(sa.text("SELECT next_batch_time FROM forebay.pipelines")).scalar_one()
+    assert stored == batch_times(connection, log.pipeline_id).next_due == midnight(AUTUMN, 3)

@@ -1,4 +1,4 @@
-"""Test pipelines by local time as they are declared: what is stored, what is refused, and that others stay as they were."""
+"""Test pipelines by local time as they are declared: what is stored, what is refused, and what stays as it was."""
 
 from __future__ import annotations
 
