@@ -66,18 +66,18 @@ def __getattr__(name: str) -> object:
         globals()[name] = found
         return found
     if not name.startswith("_"):
-        from orchestration.declarations import sink_kinds  # noqa: PLC0415  see the module
+        from orchestration.declarations import sink  # noqa: PLC0415  see the module
         from receiver_runtime.sources import plugins  # noqa: PLC0415  the same
 
-        if (kind := plugins.class_names(sink_kinds.GROUP).get(name)) is not None:
-            return sink_kinds.class_of(kind)
+        if (kind := plugins.class_names(sink.GROUP).get(name)) is not None:
+            return sink.class_of(kind)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
 
 
 def __dir__() -> list[str]:
     """Return every public name, those of registered sinks among them."""
-    from orchestration.declarations import sink_kinds  # noqa: PLC0415  see the module
+    from orchestration.declarations import sink  # noqa: PLC0415  see the module
     from receiver_runtime.sources import plugins  # noqa: PLC0415  the same
 
-    return sorted({*__all__, *plugins.class_names(sink_kinds.GROUP)})
+    return sorted({*__all__, *plugins.class_names(sink.GROUP)})

@@ -28,8 +28,8 @@ from orchestration.declarations.sink import (
     SinkError,
     Step,
     Written,
+    class_of,
 )
-from orchestration.declarations.sink_kinds import class_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

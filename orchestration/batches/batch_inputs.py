@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestration.declarations.pipeline import Window
 from orchestration.spark.reading.batch_reader import columns_of_row
 from receiver_runtime.block_store.roots import root_names
+from tracker_store.batches.batches import decided_times
 from tracker_store.batches.pipelines import list_streams
 from tracker_store.batches.received_block_tracker import ReceivedBlockTracker
 from tracker_store.blocks.block_stores import attached_identities
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from orchestration.declarations.pipeline import Output, Pipeline, Stream
     from tracker_store.batches.received_block_tracker import AllocatedBlock
+    from tracker_store.schema.batch_calendar import DecidedTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def read_batch_inputs(
     are not known yet.
     """
     tracker = ReceivedBlockTracker(connection, pipeline_id)
+    decided = None if pipeline.calendar is None else decided_times(connection, pipeline_id, batch_time)
     rows = {row.name: row for row in list_streams(connection)}
     chosen = list(outputs)
     entries = [entry for output in chosen for entry in output.inputs]
@@ -103,13 +106,13 @@ def read_batch_inputs(
         },
         windows={
             (entry.stream.name, entry.length): tracker.get_blocks_of_window_and_stream(
-                batch_time, entry.length, rows[entry.stream.name].stream_id
+                batch_time, batch_time - entry.begin(batch_time, decided), rows[entry.stream.name].stream_id
             )
             for entry in {(e.stream.name, e.length): e for e in entries if isinstance(e, Window)}.values()
         },
         new={
             (output.name, entry.stream.name, entry.length): _new_blocks(
-                tracker, output, entry, batch_time, rows[entry.stream.name].stream_id
+                tracker, output, entry, batch_time, decided, rows[entry.stream.name].stream_id
             )
             for output in chosen
             for entry in output.windows
@@ -121,10 +124,18 @@ def read_batch_inputs(
 
 
 def _new_blocks(
-    tracker: ReceivedBlockTracker, output: Output, window: Window, batch_time: datetime, stream_id: int
+    tracker: ReceivedBlockTracker,
+    output: Output,
+    window: Window,
+    batch_time: datetime,
+    decided: DecidedTimes | None,
+    stream_id: int,
 ) -> frozenset[tuple[int, int]]:
     """Return the window's blocks of the batches since the last one before this in which the output was computed."""
-    before = tracker.last_batch_of_output(batch_time, output.name, slide=output.own_slide)
-    length = window.length if before is None else min(window.length, batch_time - before)
+    before = tracker.last_batch_of_output(
+        batch_time, output.name, slide=output.own_slide, calendar_slide=output.calendar_slide
+    )
+    begin = window.begin(batch_time, decided)
+    length = batch_time - (begin if before is None else max(begin, before))
     blocks = tracker.get_blocks_of_window_and_stream(batch_time, length, stream_id)
     return frozenset((block.receiver_id, block.sequence) for block in blocks)

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tracker_store.batches.batches import AttemptRow
     from tracker_store.batches.outputs import OutputCommit
     from tracker_store.batches.received_block_tracker import AllocatedBlock
+    from tracker_store.schema.batch_calendar import DecidedTimes
 
 RECORD_SECONDS = 10.0
 
@@ -106,9 +107,9 @@ def run_batch(
     Raises BatchHeldError when another run holds the batch. After recording the attempt as failed, raises
     OutputsFailedError if any of several outputs failed, and what the user's function raised if there is only one.
     """
-    due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
 
     def claim(connection: sa.Connection, pipeline_id: int, process_id: int) -> _Attempt:
+        due, _ = _due_outputs(connection, pipeline, pipeline_id, batch_time)
         batches.claim_attempt(
             connection,
             pipeline_id=pipeline_id,
@@ -141,14 +142,14 @@ def replay_batch(
     is the replay forward of the only one of `outputs`, which has a state. Raises as `run_batch`, and
     BlocksNotRetainedError and StatefulReplayError before it writes anything.
     """
-    due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
-    chosen = [output for output in due if not outputs or output.name in outputs]
 
     def claim(connection: sa.Connection, pipeline_id: int, process_id: int) -> _Attempt:
+        due, decided = _due_outputs(connection, pipeline, pipeline_id, batch_time)
+        chosen = [output for output in due if not outputs or output.name in outputs]
         kept = commits_of_batch(connection, pipeline_id, batch_time) if failed_outputs_only else []
         has_result = {commit.output for commit in kept}
         computed = [output for output in chosen if output.name not in has_result]
-        windows = [window.length for output in computed for window in output.windows]
+        windows = [batch_time - window.begin(batch_time, decided) for output in computed for window in output.windows]
         number = batches.claim_replay(
             connection,
             pipeline_id=pipeline_id,
@@ -172,6 +173,14 @@ def replay_batch(
         )
 
     return _carry_out(pipeline, batch_time, claim, settings=settings, session=session, on_committed=on_committed)
+
+
+def _due_outputs(
+    connection: sa.Connection, pipeline: Pipeline, pipeline_id: int, batch_time: datetime
+) -> tuple[list[Output], DecidedTimes | None]:
+    """Return the outputs that are due in a batch, and what the pipeline's calendar decided with it."""
+    decided = None if pipeline.calendar is None else batches.decided_times(connection, pipeline_id, batch_time)
+    return [output for output in pipeline.outputs.values() if output.is_due(batch_time, decided)], decided
 
 
 def _carry_out(

@@ -189,6 +189,7 @@ class BatchRules:
     concurrent_batches: int = 1
     max_lost_attempts: int = MAX_LOST_ATTEMPTS
     outputs: tuple[str, ...] = ()
+    declared: PipelineDeclaration | None = None
 
     @classmethod
     def of_row(cls, row: PipelineRow) -> Self:
@@ -208,6 +209,7 @@ class BatchRules:
             concurrent_batches=settings.concurrent_batches,
             max_lost_attempts=settings.max_lost_attempts,
             outputs=tuple(declared.outputs),
+            declared=declared,
         )
 
 
@@ -287,13 +289,19 @@ def next_steps(
 
 
 def _allocate(connection: sa.Connection, rules: BatchRules, times: BatchTimes) -> None:
+    at = times.newest if rules.merge else times.next_due
+    # What the pipeline's row says, read with the times; the rules may be of a moment before.
+    declared = rules.declared if times.calendar is not None else None
     ReceivedBlockTracker(connection, rules.pipeline_id).allocate_blocks_to_batch(
-        times.newest if rules.merge else times.next_due,
+        at,
         oldest_time=times.next_due,
         max_records=rules.max_records,
         max_bytes=rules.max_bytes,
         run_empty=rules.run_empty,
         windows=rules.windows,
+        window_times=() if declared is None else declared.window_times(at, times.last),
+        next_boundary=None if times.calendar is None else times.calendar.next_after(at),
+        decided=None if declared is None else declared.decided_times(at),
     )
 
 
@@ -309,7 +317,10 @@ def _nothing_due(times: BatchTimes) -> str:
 
 def _queue(rules: BatchRules, times: BatchTimes) -> Wait:
     """Return the wait of the intervals behind the batches that are in hand."""
-    count = (times.newest - times.next_due) // rules.interval + 1
+    if times.calendar is None:
+        count = (times.newest - times.next_due) // rules.interval + 1
+    else:
+        count = times.calendar.count(times.next_due, times.newest) + 1
     behind = "the batch before" if rules.concurrent_batches == 1 else f"one of {rules.concurrent_batches} batches"
     what = "in one batch" if rules.merge else "each with its own batch"
     return Wait(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from orchestration.declarations.pipeline import Output
+    from tracker_store.schema.batch_calendar import BatchCalendar
 
 #: Lines (of a stream with one column of text), rows by column name, or an Arrow table.
 Records: TypeAlias = "Sequence[str] | Sequence[Mapping[str, Any]] | pa.Table"
@@ -40,6 +41,8 @@ Records: TypeAlias = "Sequence[str] | Sequence[Mapping[str, Any]] | pa.Table"
 _TEXT = ("string", "large_string")
 # The default batch time is the newest time up to this one at which every window of the pipeline ends.
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+# How far before it such a time is looked for.
+_MOST_YEARS = 100
 
 
 class Results(dict[str, pa.Table]):
@@ -106,7 +109,9 @@ def run_batch(
         if not output.is_due(time):
             continue
         state = None if output.state is None else TestedState(output, (states or {}).get(output.name, ()))
-        results[output.name] = _result(output, batch, tables, pipeline.interval, spark, state).toArrow()
+        results[output.name] = _result(
+            output, batch, tables, _times(pipeline, time, len(given)), spark, state
+        ).toArrow()
         if state is not None:
             results.states[output.name] = state.table()
     return results
@@ -122,7 +127,7 @@ def plan_of(output: Output, columns: Mapping[str, Sequence[tuple[str, str]]], se
     time = _time_of_all(output.pipeline)
     batch = Batch(pipeline=output.pipeline.name, time=time, attempt=1, records=0, _blocks={})
     state = None if output.state is None else TestedState(output, ())
-    result = _result(output, batch, tables, output.pipeline.interval, session, state)
+    result = _result(output, batch, tables, [time], session, state)
     # Spark Connect analyses when the columns are asked for.
     _ = result.schema
     return result
@@ -153,10 +158,37 @@ def _by_name(
     return named
 
 
+def _times(pipeline: Pipeline, newest: datetime, count: int) -> list[datetime]:
+    """Return the times of the newest batch and of those before it, each an interval later, the newest last."""
+    times = [newest]
+    for _ in range(count - 1):
+        calendar = pipeline.calendar
+        times.append(
+            times[-1] - pipeline.interval
+            if calendar is None
+            else calendar.newest_up_to(times[-1] - timedelta(microseconds=1))
+        )
+    return times[::-1]
+
+
 def _time_of_all(pipeline: Pipeline) -> datetime:
+    if pipeline.calendar is not None:
+        return _local_time_of_all(pipeline, pipeline.calendar)
     microsecond = timedelta(microseconds=1)
     every = math.lcm(*(output.slide // microsecond for output in pipeline.outputs.values())) * microsecond
     return _NEW_YEAR - (_NEW_YEAR - EPOCH) % every
+
+
+def _local_time_of_all(pipeline: Pipeline, calendar: BatchCalendar) -> datetime:
+    """Return the newest time at which all outputs are due; that of the longest slide, if there is none in a century."""
+    slides = {output.calendar_slide or calendar.interval.text for output in pipeline.outputs.values()}
+    longest = calendar.every(max(slides, key=lambda slide: calendar.every(slide).interval.nominal))
+    first = time = longest.newest_up_to(_NEW_YEAR)
+    while time.year > _NEW_YEAR.year - _MOST_YEARS:
+        if all(calendar.every(slide).is_boundary(time) for slide in slides):
+            return time
+        time = longest.newest_up_to(time - timedelta(microseconds=1))
+    return first
 
 
 def _table(stream: Stream, records: Records) -> pa.Table:
@@ -207,10 +239,11 @@ def _result(
     output: Output,
     batch: Batch,
     tables: Mapping[str, Sequence[pa.Table]],
-    interval: timedelta,
+    times: Sequence[datetime],
     session: SparkSession,
     state: TestedState | None,
 ) -> DataFrame:
+    """Call the output's function; `tables` has what each stream got in the batch of each of the `times`."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  the light parts load no Spark
     from pyspark.sql.types import StructType  # noqa: PLC0415
 
@@ -219,12 +252,14 @@ def _result(
     def frame(entry: Stream | Window) -> DataFrame:
         if not isinstance(entry, Window):
             return loaded(tables[entry.name][-1:])
-        batches = tables[entry.stream.name][-(entry.length // interval) :]
+        begin = entry.begin(batch.time)
+        inside = [time for time in times if time > begin]
+        batches = tables[entry.stream.name][-len(inside) :]
         if entry.new_column is None:
             return loaded(batches)
         from orchestration.spark.reading.new_records import marked  # noqa: PLC0415  as above
 
-        seen = max(0, len(batches) - output.slide // interval)
+        seen = max(0, len(batches) - sum(time > _last_due(output, batch.time) for time in inside))
         nothing = [batches[0].slice(0, 0)]
         return marked(loaded(batches[seen:]), loaded(batches[:seen] or nothing), entry.new_column)
 
@@ -246,6 +281,15 @@ def _result(
         arguments[STATE_PARAMETER] = state.before(session, frames, batch.time)
         return state.after(output.function(**arguments), batch.time)
     return checked_result(output.function(**arguments), f"output {output.name!r} of pipeline {output.pipeline.name!r}")
+
+
+def _last_due(output: Output, time: datetime) -> datetime:
+    """Return when the output was due before `time`."""
+    calendar = output.pipeline.calendar
+    if calendar is None:
+        return time - output.slide
+    every = calendar if output.calendar_slide is None else calendar.every(output.calendar_slide)
+    return every.newest_up_to(time - timedelta(microseconds=1))
 
 
 def local_session() -> SparkSession:

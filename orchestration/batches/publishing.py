@@ -142,7 +142,8 @@ def _iso(hour: datetime | None) -> str | None:
 def _keep(pipeline_id: int, output: Output, turn: Upkeep, connection: sa.Connection) -> Figures:
     with held(connection, pipeline_id, output.name, turn.hour):
         if turn.hour is not None:
-            committed = outputs.commits_of_closed_hour(connection, pipeline_id, output.name, turn.hour)
+            begin, end = output.sink.published_hour(turn.hour)
+            committed = outputs.commits_of_closed_hour(connection, pipeline_id, output.name, begin, end)
             if committed is None:
                 return {}
             turn = replace(turn, committed=committed)
@@ -151,7 +152,7 @@ def _keep(pipeline_id: int, output: Output, turn: Upkeep, connection: sa.Connect
 
 
 def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, connection: sa.Connection) -> None:
-    with held(connection, pipeline_id, output.name, batch_time):
+    with held(connection, pipeline_id, output.name, output.sink.published_hour(batch_time)[0]):
         commit = outputs.commit_of_output(connection, pipeline_id, output.name, batch_time)
         if commit is None:
             return

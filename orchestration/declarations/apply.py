@@ -14,7 +14,7 @@ import structlog
 from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.pipeline import PER_HOST
 from orchestration.declarations.renames import idle_renames, refuse_to_rename, removal, renames
-from orchestration.declarations.sink_kinds import place_of
+from orchestration.declarations.sink import place_of
 from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.records.ddl import type_name
 from receiver_runtime.sources.source import SourceError
@@ -192,6 +192,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
             interval=pipeline.interval,
             retention=pipeline.kept_for,
             at_latest=pipeline.start == "latest",
+            calendar=pipeline.calendar,
         )
     return changes
 

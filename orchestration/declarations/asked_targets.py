@@ -116,7 +116,10 @@ def ask_targets(
     if missing := [one for one, said in found.items() if isinstance(said, TargetMissingError)]:
         running |= _running(connection, rows, missing)
         due = {
-            one for one in missing for name, time in running if name == one.pipeline.name and changed[one].is_due(time)
+            one
+            for one in missing
+            for name, time in running
+            if name == one.pipeline.name and changed[one].is_due(time, one.pipeline.calendar)
         }
         found |= dict.fromkeys({*missing} - due)
     away |= {_name(one): str(said) for one, said in found.items() if isinstance(said, TargetUnavailableError)}

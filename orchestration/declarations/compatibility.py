@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestration.declarations.apply import changed_keys, declared_streams
 from orchestration.declarations.renames import removal
-from orchestration.declarations.sink_kinds import place_of
+from orchestration.declarations.sink import place_of
 from receiver_runtime.sources.fields.units import duration_text
 from receiver_runtime.sources.plugins import PluginError
 from receiver_runtime.sources.records.registry import RecordsError, parse_records

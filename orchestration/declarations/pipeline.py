@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, get_args
 
 from pydantic import ValidationError
 
+from orchestration.declarations.calendar_intervals import declared_calendar, fixed_duration, span_of_text
 from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.declarations.sink import Sink
@@ -23,7 +24,8 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.records.declared import Records
 from receiver_runtime.sources.source import Source
 from tracker_store.close_names import close_name, did_you_mean
-from tracker_store.schema.declarations import RECORDS_FIELD
+from tracker_store.schema.batch_calendar import Unit, checked_interval, of_duration
+from tracker_store.schema.declarations import RECORDS_FIELD, slide_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
+    from tracker_store.schema.batch_calendar import BatchCalendar, DecidedTimes, Span
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]
@@ -79,6 +82,23 @@ def _duration(value: str | timedelta, where: str, *, least: timedelta = timedelt
         message = f"{where}={value!r} must be longer than 0" if least else f"{where}={value!r} must not be negative"
         raise DeclarationError(message)
     return duration
+
+
+def _span(value: object, where: str) -> Span | None:
+    """Return what a value counts in days, weeks or months; None: it is another duration."""
+    try:
+        return span_of_text(value)
+    except ValueError as error:
+        message = f"{where}: {error}"
+        raise DeclarationError(message) from error
+
+
+def _span_or_duration(
+    value: str | timedelta, where: str, *, least: timedelta = timedelta(milliseconds=1)
+) -> tuple[Span | None, timedelta]:
+    """Return a value's span, if it has one, and its duration, which is that of usual days and months then."""
+    span = _span(value, where)
+    return span, _duration(value, where, least=least) if span is None else span.nominal
 
 
 def _milliseconds(duration: timedelta) -> int:
@@ -190,6 +210,9 @@ class Stream:
     ) -> Window:
         """Read the stream's blocks of the last `length` by batch time, every `slide` (default: the batch interval).
 
+        In a pipeline with a time zone, days and months are its calendar's: `"1 day"`, `"1 month"`, and as a slide also
+        `"1 week on monday"`.
+
         `new_column` adds a BOOLEAN column of this name: whether the output sees the record for the first time. A join
         of windows that keeps only rows with a new record has each pair once.
 
@@ -200,12 +223,9 @@ class Stream:
         if new_column is not None and not (isinstance(new_column, str) and new_column):
             message = f"{where}: new_column={new_column!r} is no name: give the column one, or leave it out"
             raise DeclarationError(message)
-        return Window(
-            self,
-            _duration(length, f"{where}: length"),
-            None if slide is None else _duration(slide, f"{where}: slide"),
-            new_column,
-        )
+        length_span, duration = _span_or_duration(length, f"{where}: length")
+        slide_span, pace = (None, None) if slide is None else _span_or_duration(slide, f"{where}: slide")
+        return Window(self, duration, pace, new_column, length_span=length_span, slide_span=slide_span)
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
@@ -219,15 +239,66 @@ class Window:
     """
 
     def __init__(
-        self, stream: Stream, length: timedelta, slide: timedelta | None, new_column: str | None = None
+        self,
+        stream: Stream,
+        length: timedelta,
+        slide: timedelta | None,
+        new_column: str | None = None,
+        *,
+        length_span: Span | None = None,
+        slide_span: Span | None = None,
+        calendar: BatchCalendar | None = None,
     ) -> None:
         self.stream = stream
+        #: With a calendar, the longest that it may be.
         self.length = length
         self.slide = slide
         self.new_column = new_column
+        self.length_span = length_span
+        self.slide_span = slide_span
+        self.calendar = calendar
+
+    def in_calendar(self, calendar: BatchCalendar) -> Window:
+        """Return the window as a pipeline with this calendar reads it. Raises ValueError for what it can't count."""
+        length = self.length_span or of_duration(self.length)
+        slide = None if self.slide is None else checked_interval(self.slide_span or of_duration(self.slide))
+        for name, span in (("length", length), ("slide", slide)):
+            if span is not None and not span.is_multiple_of(calendar.interval):
+                raise ValueError(f"the {name}, {span.text}, is no multiple of the interval, {calendar.interval.text}")
+        return Window(
+            self.stream,
+            length.longest,
+            None if slide is None else slide.longest,
+            self.new_column,
+            length_span=length,
+            slide_span=slide,
+            calendar=calendar,
+        )
+
+    @property
+    def needs_calendar(self) -> bool:
+        """Return whether it counts in what only a calendar has: months, or weeks that begin on a day."""
+        return any(span is not None and fixed_duration(span) is None for span in (self.length_span, self.slide_span))
+
+    def begin(self, batch_time: datetime, decided: DecidedTimes | None = None) -> datetime:
+        """Return the instant after which the window begins that ends at `batch_time`; `decided`: what its row says."""
+        if self.calendar is None or self.length_span is None:
+            return batch_time - self.length
+        said = None if decided is None else decided.starts.get(self.length_span.text)
+        return self.calendar.start_of_window(batch_time, self.length_span) if said is None else said
 
     def declaration(self) -> dict[str, Any]:
         """Return what `forebay apply` writes."""
+        if self.calendar is not None and self.length_span is not None:
+            is_time = self.length_span.unit is Unit.TIME
+            return {
+                "window": self.stream.name,
+                "length_ms": _milliseconds(self.length),
+                "slide_ms": None,
+                **({} if is_time else {"length": self.length_span.text}),
+                **({} if self.slide_span is None else {"slide": self.slide_span.text}),
+                **({} if self.new_column is None else {"new_column": self.new_column}),
+            }
         return {
             "window": self.stream.name,
             "length_ms": _milliseconds(self.length),
@@ -236,7 +307,8 @@ class Window:
         }
 
     def __repr__(self) -> str:
-        return f"Window({self.stream.name!r}, {self.length})"
+        length = self.length if self.length_span is None else self.length_span.text
+        return f"Window({self.stream.name!r}, {length})"
 
 
 def _sentence(settings: type[BaseModel], detail: ErrorDetails) -> str:
@@ -312,18 +384,27 @@ class Output:
         """Return how often the output is computed: at multiples of this."""
         return max([self.pipeline.interval, *(window.slide for window in self.windows if window.slide)])
 
-    def is_due(self, batch_time: datetime) -> bool:
-        """Return whether the output is computed in the batch of `batch_time`.
+    def is_due(self, batch_time: datetime, decided: DecidedTimes | None = None) -> bool:
+        """Return whether the output is computed in the batch of `batch_time`; `decided`: what its row says.
 
         Only its windows' slide decides: the interval may have changed since the batch was made, and skipping the output
         would lose the batch's blocks, which no other batch has.
         """
+        if self.pipeline.calendar is not None:
+            slide = self.calendar_slide
+            return slide is None or slide_ends(slide, batch_time, self.pipeline.calendar, decided)
         return self.own_slide is None or (batch_time - EPOCH) % self.own_slide == timedelta(0)
 
     @property
     def own_slide(self) -> timedelta | None:
         """Return the slide that its windows declare; None: it is computed in every batch."""
         return max((window.slide for window in self.windows if window.slide is not None), default=None)
+
+    @property
+    def calendar_slide(self) -> str | None:
+        """Return the slide of its windows by the pipeline's calendar; None: it is computed in every batch."""
+        spans = [window.slide_span for window in self.windows if window.calendar is not None]
+        return next((span.text for span in spans if span is not None), None)
 
     @property
     def asset_key(self) -> dg.AssetKey:
@@ -364,6 +445,7 @@ class Pipeline:
         name: str,
         *,
         interval: str | timedelta,
+        timezone: str | None = None,
         retention: str | timedelta = "24h",
         start: Start = "earliest",
         catch_up: CatchUp = "each",
@@ -376,7 +458,10 @@ class Pipeline:
 
         Args:
             name: at most 120 letters, digits and _.
-            interval: the batch interval; batch times are its multiples by the database's clock.
+            interval: the batch interval; batch times are its multiples by the database's clock. Also `"1 day"`,
+                `"1 week on monday"`, `"1 month"`.
+            timezone: an IANA name, as `"Europe/Berlin"`: batch times are cut by its wall clock, so that a day has 23
+                or 25 hours when it has, and so are windows, and Dagster's partitions and a `ParquetSink`'s folders.
             retention: how long after its batch time a batch's blocks are kept, to run it again.
             start: where a new pipeline begins: with the "earliest" block that is retained, or after the "latest".
             catch_up: behind schedule, make "each" missed batch, or "merge" them into one at the newest boundary.
@@ -391,7 +476,14 @@ class Pipeline:
             DeclarationError: a value can't work.
         """
         self.name = _checked_name("pipeline", name)
-        self.interval = _duration(interval, f"pipeline {name!r}: interval")
+        span, self.interval = _span_or_duration(interval, f"pipeline {name!r}: interval")
+        try:
+            self.calendar = declared_calendar(span, self.interval, timezone)
+        except ValueError as error:
+            what = "timezone" if timezone is not None and "time zone" in str(error) else "interval"
+            message = f"pipeline {name!r}: {what}: {error}"
+            raise DeclarationError(message) from error
+        self.timezone = timezone
         self.retention = _duration(retention, f"pipeline {name!r}: retention", least=timedelta(0))
         if start not in get_args(Start):
             message = f"pipeline {name!r}: start={start!r} must be one of {', '.join(get_args(Start))}"
@@ -487,10 +579,9 @@ class Pipeline:
                 message = f"{where}: sink={sink!r} is no sink: give one, as ParquetSink('data/{output_name}')"
                 raise DeclarationError(message)
             self._check_state(where, state)
-            output = Output(self, function, inputs, sink, output_name, state)
-            for window in output.windows:
-                self._check_window(where, window)
-            self._check_slides(where, output)
+            output = Output(self, function, self._in_calendar(where, inputs), sink, output_name, state)
+            self._check_windows(where, output)
+            sink.in_timezone(self.timezone)
             self.outputs[output_name] = output
             try:
                 _ = self.streams
@@ -514,7 +605,39 @@ class Pipeline:
             )
             raise DeclarationError(message)
 
+    def _in_calendar(self, where: str, inputs: Sequence[Stream | Window]) -> list[Stream | Window]:
+        """Return the inputs, and windows as the pipeline's calendar counts them, if it has one."""
+        calendar = self.calendar
+        if calendar is None:
+            return list(inputs)
+        try:
+            return [entry.in_calendar(calendar) if isinstance(entry, Window) else entry for entry in inputs]
+        except ValueError as error:
+            message = f"{where}: a window: {error}"
+            raise DeclarationError(message) from error
+
+    def _check_windows(self, where: str, output: Output) -> None:
+        if self.calendar is not None:
+            self._check_calendar_slides(where, output, self.calendar)
+            return
+        for window in output.windows:
+            self._check_window(where, window)
+        self._check_slides(where, output)
+
+    def _check_calendar_slides(self, where: str, output: Output, calendar: BatchCalendar) -> None:
+        """Refuse different slides in one output, as `_check_slides` does."""
+        slides = {
+            (entry.slide_span if isinstance(entry, Window) else None) or calendar.interval for entry in output.inputs
+        }
+        if len(slides) > 1:
+            shown = " and ".join(sorted(f"every {slide.text}" for slide in slides))
+            message = f"{where}: its inputs would be read {shown}, and what comes between missed: give all one slide"
+            raise DeclarationError(message)
+
     def _check_window(self, where: str, window: Window) -> None:
+        if window.needs_calendar:
+            message = f'{where}: {window!r}: months and days of the week need a calendar: declare timezone="UTC"'
+            raise DeclarationError(message)
         for name, duration in (("length", window.length), ("slide", window.slide or self.interval)):
             if duration % self.interval:
                 message = (
@@ -540,6 +663,8 @@ class Pipeline:
         """Return what `forebay apply` writes."""
         return {
             "interval_ms": _milliseconds(self.interval),
+            # Only where it has one, so that a pipeline that was declared before is not a changed one.
+            **({} if self.calendar is None else {"calendar": self.calendar.declaration()}),
             "retention_ms": _milliseconds(self.retention),
             "start": self.start,
             "max_records_per_batch": self.max_records_per_batch,

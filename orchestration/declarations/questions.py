@@ -12,7 +12,7 @@ import structlog
 
 from orchestration.declarations.apply import declared_streams, overlap
 from orchestration.declarations.renames import renames
-from orchestration.declarations.sink_kinds import place_of
+from orchestration.declarations.sink import place_of
 from tracker_store.batches import pipelines as store
 from tracker_store.batches.streams import stream_overview
 from tracker_store.close_names import did_you_mean

@@ -14,6 +14,8 @@ from datetime import UTC, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+from receiver_runtime.sources.plugins import load, registered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     #: What upkeep has done, as numbers by name: `{"files_merged": 60}`.
     Figures = Mapping[str, int]
 
+#: The entry point group: the declaration's `kind` is the name of its class.
+GROUP = "forebay.sinks"
 HOURLY, DAILY = timedelta(hours=1), timedelta(days=1)
 
 
@@ -253,6 +257,17 @@ class Sink(ABC):
         """Return where the table is; None: the sink keeps none. Never access the target."""
         return None
 
+    def in_timezone(self, timezone: str | None) -> None:  # noqa: B027  most sinks name nothing by local time
+        """Take the time zone of its pipeline for what it names by the time of day. Called when it is declared."""
+
+    def published_hour(self, batch_time: datetime) -> tuple[datetime, datetime]:
+        """Return the span of time whose batches readers see together with this one's: by default, its hour in UTC.
+
+        Only one process at a time changes what readers see of it. It is named by its begin, as in `upkeep_hours`.
+        """
+        begin = batch_time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+        return begin, begin + HOURLY
+
     def load(self) -> None:  # noqa: B027  most sinks need no further package
         """Import what writing needs. Raises SinkError, which names the missing package and how to install it."""
 
@@ -327,3 +342,14 @@ class Sink(ABC):
 
     def reached(self, step: Step) -> None:  # noqa: B027
         """Do nothing; tests override it to stop or kill the process at a step."""
+
+
+def class_of(kind: str) -> type[Sink]:
+    """Import the class of a kind. Raises PluginError."""
+    return load(GROUP, kind, Sink)  # type: ignore[type-abstract]  # a bound; `load` makes no object
+
+
+def place_of(declaration: Mapping[str, Any]) -> Place | None:
+    """Return where a declared sink writes; None if it has no place or is not installed. Raises PluginError."""
+    kind = declaration.get("kind", "")
+    return class_of(kind).place(declaration) if kind in registered(GROUP) else None

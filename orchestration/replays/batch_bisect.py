@@ -108,12 +108,13 @@ class BatchTrial:
         """Take those of `outputs` (all unless named) that are due. Raises BatchHeldError if there is no such batch."""
         self._settings = settings
         self._session = session
+        pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+        decided = None if pipeline.calendar is None else batches.decided_times(connection, pipeline_id, batch_time)
         self._outputs = [
             output
             for output in pipeline.outputs.values()
-            if output.is_due(batch_time) and (not outputs or output.name in outputs)
+            if output.is_due(batch_time, decided) and (not outputs or output.name in outputs)
         ]
-        pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
         row = batches.get_batch(connection, pipeline_id, batch_time)
         if row is None:
             raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")

@@ -8,7 +8,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, tzinfo
 
 ATTEMPTS = "_attempts"
 #: Columns that readers make of the folders of a batch, in place of the result's of these names.
@@ -29,9 +29,12 @@ def attempt_number(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def batch_directory(batch_time: datetime) -> str:
-    """Return `date=…/hour=…/batch_time=…` in UTC, without colons; with microseconds only if they are not 0."""
-    return f"{batch_time.astimezone(UTC):date=%Y-%m-%d/hour=%H}/batch_time={batch_stamp(batch_time)}"
+def batch_directory(batch_time: datetime, zone: tzinfo = UTC) -> str:
+    """Return `date=…/hour=…/batch_time=…`, without colons: date and hour in the zone, the batch time in UTC.
+
+    It has microseconds only if they are not 0.
+    """
+    return f"{batch_time.astimezone(zone):date=%Y-%m-%d/hour=%H}/batch_time={batch_stamp(batch_time)}"
 
 
 def batch_stamp(batch_time: datetime) -> str:

@@ -177,9 +177,10 @@ def _add_pipeline(picture: Flow, row: PipelineStatus, newest: Sequence[PageBatch
     elif row.state == PipelineState.RUNNING:
         tone = "good"
     took = next((batch.processing_time for batch in reversed(newest) if batch.processing_time is not None), None)
-    figures = f"every {shown.span(row.batch_interval)}"
+    interval = row.calendar or shown.span(row.batch_interval)
+    figures = f"every {interval}"
     if took is not None:
-        figures = f"{shown.span(took)} of {shown.span(row.batch_interval)}"
+        figures = f"{shown.span(took)} of {interval}"
     return picture.add(Box(Layer.PIPELINE, row.pipeline, addresses.pipeline(row.pipeline), state, tone, figures))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tracker_store.batches.batches import decided_times
 from tracker_store.connection.engine import named_failures
 from tracker_store.schema.declarations import PipelineDeclaration
 
@@ -102,8 +103,10 @@ def newest_output_failures(
 
 def outputs_of_batch(connection: sa.Connection, pipeline: PipelineRow, batch_time: datetime) -> list[BatchOutput]:
     """Return the outputs that are due in a batch by the pipeline's declaration. No locks."""
-    declared = PipelineDeclaration.of(pipeline.declaration).outputs
-    due = [name for name, output in declared.items() if output.is_due(batch_time)]
+    declared = PipelineDeclaration.of(pipeline.declaration)
+    calendar = declared.calendar
+    decided = None if calendar is None else decided_times(connection, pipeline.pipeline_id, batch_time)
+    due = [name for name, output in declared.outputs.items() if output.is_due(batch_time, calendar, decided)]
     with named_failures():
         rows = connection.execute(
             sa.text("""

@@ -17,11 +17,14 @@ from tracker_store.connection.errors import (
     StatefulReplayError,
 )
 from tracker_store.receivers.leadership import LED
+from tracker_store.schema.batch_calendar import DecidedTimes
 from tracker_store.schema.states import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
+
+    from tracker_store.schema.declarations import PipelineDeclaration
 
 NOT_DISCARDABLE = (
     "Only a batch that is QUARANTINED or BLOCKED, and does not run, can be discarded: `forebay batches` shows them."
@@ -228,6 +231,28 @@ def claim_replay(
         raise BatchHeldError(row.detail)
     number: int = row.number
     return number
+
+
+def decided_times(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> DecidedTimes | None:
+    """Return what its pipeline's calendar decided with a batch; None: there is no calendar, or no batch. No locks."""
+    with named_failures():
+        stored = connection.execute(
+            sa.text("SELECT calendar FROM forebay.batches WHERE pipeline_id = :pipeline AND batch_time = :time"),
+            {"pipeline": pipeline_id, "time": batch_time},
+        ).scalar_one_or_none()
+    return DecidedTimes.of(stored)
+
+
+def is_due(
+    connection: sa.Connection, pipeline_id: int, declared: PipelineDeclaration, output: str, batch_time: datetime
+) -> bool:
+    """Return whether an output is computed in a batch, also one that is not declared any more. No locks."""
+    found = declared.outputs.get(output)
+    if found is None:
+        return True
+    calendar = declared.calendar
+    decided = None if calendar is None else decided_times(connection, pipeline_id, batch_time)
+    return found.is_due(batch_time, calendar, decided)
 
 
 def fail_attempt(

@@ -275,13 +275,16 @@ def note_published(
 
 
 def commits_of_closed_hour(
-    connection: sa.Connection, pipeline_id: int, output: str, hour: datetime
+    connection: sa.Connection, pipeline_id: int, output: str, hour: datetime, end: datetime | None = None
 ) -> dict[datetime, int] | None:
     """Return an output's attempts that count in an hour, by batch; None while the hour is open. No locks.
+
+    `end`: where it ends, if not after 60 minutes: an hour that the clock shows twice is one.
 
     An hour is closed when its last batch is made, none of its batches is unfinished or being replayed, and all is
     published.
     """
+    times = {"hour": hour, "end": end or hour + timedelta(hours=1)}
     with named_failures():
         closed = connection.execute(
             sa.text("""
@@ -314,7 +317,7 @@ def commits_of_closed_hour(
                 FROM forebay.pipelines p
                 WHERE p.id = :pipeline
             """),
-            {"pipeline": pipeline_id, "output": output, "hour": hour, "end": hour + timedelta(hours=1)},
+            {"pipeline": pipeline_id, "output": output, **times},
         ).scalar_one_or_none()
         if not closed:
             return None
@@ -324,6 +327,6 @@ def commits_of_closed_hour(
                 FROM forebay.output_commits
                 WHERE pipeline_id = :pipeline AND output = :output AND batch_time >= :hour AND batch_time < :end
             """),
-            {"pipeline": pipeline_id, "output": output, "hour": hour, "end": hour + timedelta(hours=1)},
+            {"pipeline": pipeline_id, "output": output, **times},
         ).all()
     return {row.batch_time: row.attempt for row in rows}

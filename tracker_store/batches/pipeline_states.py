@@ -7,13 +7,16 @@ done.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from tracker_store.batches.pipelines import unknown_pipeline
+from tracker_store.batches.received_block_tracker import known_zones
 from tracker_store.connection.engine import named_failures
+from tracker_store.schema.batch_calendar import BatchCalendar
 from tracker_store.schema.states import PipelineState
 
 if TYPE_CHECKING:
@@ -100,6 +103,7 @@ def start_pipelines(
         if names is None or names:
             # Take the request back also where a pipeline that stays stopped, or is removed, holds it. Locks: its row.
             connection.execute(sa.text("UPDATE forebay.pipelines SET ends_system = false WHERE ends_system"))
+        boundaries = json.dumps(_boundaries_of_stopped(connection))
         rows = connection.execute(
             sa.text("""
                 WITH before AS (
@@ -108,8 +112,12 @@ def start_pipelines(
                             SELECT
                             FROM forebay.stream_lag w
                             WHERE w.pipeline_id = p.id AND w.waiting_records > 0
-                        ) AS nothing_waits
+                        ) AS nothing_waits,
+                        c.newest, c.next
                     FROM forebay.pipelines p
+                    LEFT JOIN jsonb_to_recordset(CAST(:boundaries AS jsonb)) AS c (
+                        id bigint, newest timestamptz, next timestamptz
+                    ) ON c.id = p.id
                     WHERE p.removed_at IS NULL
                       AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift)
                       AND (CAST(:names AS text[]) IS NULL OR p.name = ANY (CAST(:names AS text[])))
@@ -120,17 +128,47 @@ def start_pipelines(
                     ends_system = false, halted_by = CASE WHEN :lift THEN NULL ELSE p.halted_by END,
                     last_batch_time = CASE
                         WHEN p.state = 'STOPPED' AND b.state = 'STOPPED' AND b.nothing_waits THEN greatest(
-                            p.last_batch_time, date_bin(p.batch_interval, clock_timestamp(), timestamptz 'epoch')
+                            p.last_batch_time,
+                            coalesce(
+                                b.newest, date_bin(p.batch_interval, clock_timestamp(), timestamptz 'epoch')
+                            )
                         )
                         ELSE p.last_batch_time
+                    END,
+                    next_batch_time = CASE
+                        WHEN p.state = 'STOPPED' AND b.state = 'STOPPED' AND b.nothing_waits
+                          AND b.newest > p.last_batch_time
+                        THEN b.next
+                        ELSE p.next_batch_time
                     END
                 FROM before b
                 WHERE b.id = p.id AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift)
                 RETURNING p.name
             """),
-            {"names": None if names is None else list(names), "lift": lift_halts},
+            {"names": None if names is None else list(names), "lift": lift_halts, "boundaries": boundaries},
         ).scalars()
         return sorted(rows)
+
+
+def _boundaries_of_stopped(connection: sa.Connection) -> list[dict[str, object]]:
+    """Return for each STOPPED pipeline with a calendar its newest boundary and the next. No locks."""
+    rows = connection.execute(
+        sa.text("""
+            SELECT p.id, p.declaration -> 'calendar' AS calendar, clock_timestamp() AS now
+            FROM forebay.pipelines p
+            WHERE p.removed_at IS NULL AND p.state = 'STOPPED' AND p.declaration ? 'calendar'
+        """)
+    ).all()
+    found: list[dict[str, object]] = []
+    for row in rows:
+        calendar = BatchCalendar.of(row.calendar)
+        if calendar is None:
+            continue
+        with known_zones():
+            newest = calendar.newest_up_to(row.now)
+            following = calendar.next_after(newest)
+        found.append({"id": row.id, "newest": newest.isoformat(), "next": following.isoformat()})
+    return found
 
 
 def _known(connection: sa.Connection, names: Sequence[str], name: str | None) -> list[str]:

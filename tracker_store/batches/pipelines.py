@@ -20,6 +20,11 @@ from tracker_store.schema.states import PipelineState
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from tracker_store.schema.batch_calendar import BatchCalendar
+
+# How often to look for the boundary after the last batch, while batches are decided that pass it.
+_LOOKS = 5
+
 
 def still_runs(name: str) -> DriverLogError:
     """Return the error for a pipeline that can't be removed because it, or an attempt at a batch of it, runs."""
@@ -299,28 +304,62 @@ def apply_pipeline(
     interval: timedelta,
     retention: timedelta = timedelta(0),
     at_latest: bool = False,
+    calendar: BatchCalendar | None = None,
 ) -> int:
     """Write a pipeline; returns its id. Locks: its row, then its streams' receivers FOR SHARE, by id.
 
     So a clean-up that did not see the pipeline has ended before a batch of it gets any block. A new pipeline's first
     batch time is the first multiple of its interval after now, by the database's clock; with `at_latest` a new one
-    begins after the existing blocks, in the same transaction.
+    begins after the existing blocks, in the same transaction. With a `calendar`, batch times are its boundaries; an
+    existing pipeline goes on at the first one after its last batch time.
     """
+    values = {
+        "name": name,
+        "declaration": json.dumps(declaration),
+        "streams": list(stream_ids),
+        "interval": interval,
+        "retention": retention,
+        "at_latest": at_latest,
+    }
+    if calendar is None:
+        return _apply_pipeline(connection, values, None, None)
+    for _ in range(_LOOKS):
+        with named_failures():
+            row = connection.execute(
+                sa.text("""
+                    SELECT clock_timestamp() AS now, (
+                            SELECT p.last_batch_time
+                            FROM forebay.pipelines p
+                            WHERE p.name = :name AND p.removed_at IS NULL
+                        ) AS last
+                """),
+                {"name": name},
+            ).one()
+        newest = calendar.newest_up_to(row.now)
+        following = calendar.next_after(newest if row.last is None else row.last)
+        pipeline_id = _apply_pipeline(connection, values, newest, following)
+        with named_failures():
+            kept = connection.execute(
+                sa.text("SELECT next_batch_time FROM forebay.pipelines WHERE id = :id"), {"id": pipeline_id}
+            ).scalar_one()
+        # None: a batch was decided in between. The look for due pipelines knows the calendar by this alone.
+        if kept is not None:
+            break
+    return pipeline_id
+
+
+def _apply_pipeline(
+    connection: sa.Connection, values: dict[str, Any], newest: datetime | None, following: datetime | None
+) -> int:
     with named_failures():
         pipeline_id: int = connection.execute(
             sa.text("""
                 SELECT forebay.apply_pipeline(
-                    :name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, :retention, :at_latest
+                    :name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, :retention, :at_latest,
+                    :newest, :next
                 )
             """),
-            {
-                "name": name,
-                "declaration": json.dumps(declaration),
-                "streams": list(stream_ids),
-                "interval": interval,
-                "retention": retention,
-                "at_latest": at_latest,
-            },
+            {**values, "newest": newest, "next": following},
         ).scalar_one()
     return pipeline_id
 

@@ -7,6 +7,7 @@ holds. Nothing is kept in memory between calls.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ import sqlalchemy as sa
 from tracker_store.blocks.blocks import BlockHandle
 from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import BlocksNotRetainedError, DriverLogError, NotAppliedError
+from tracker_store.schema.batch_calendar import BatchCalendar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from tracker_store.schema.declarations import WindowDeclaration
+    from tracker_store.schema.batch_calendar import DecidedTimes
+    from tracker_store.schema.declarations import WindowDeclaration, WindowTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class BatchTimes:
 
     `due_at` is when the next boundary is due: at `next_due`, unless `set_back`. In that case the database's clock was
     set back, and `last` is more than an interval ahead of it; the next boundary is then due two intervals after the
-    last batch was decided, whatever the boundary's time.
+    last batch was decided, whatever the boundary's time. `calendar` is None if they are multiples of the interval.
     """
 
     last: datetime
@@ -38,6 +41,7 @@ class BatchTimes:
     now: datetime
     due_at: datetime
     set_back: bool
+    calendar: BatchCalendar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,11 @@ class AllocatedBlock:
 # A pipeline's boundaries by the database's clock; a WHERE about `p` follows.
 _TIMES = """
     SELECT p.id, p.batch_interval, p.last_batch_time AS last,
-        date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval AS next_due,
+        coalesce(
+            p.next_batch_time,
+            date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval
+        ) AS next_due,
+        p.next_batch_time,
         date_bin(p.batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now,
         -- The same condition as in allocate_blocks_to_batch.
         p.last_batch_time > clock.now + p.batch_interval AS set_back,
@@ -136,25 +144,52 @@ def due_pipelines(connection: sa.Connection, *, short_below: timedelta, delay: t
 
 
 def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
-    """Return the pipeline's last decided, next and newest boundary. No locks. Raises NotAppliedError."""
+    """Return the pipeline's last decided, next and newest boundary. No locks.
+
+    Raises NotAppliedError, and DriverLogError for a time zone that this host does not know.
+    """
     with named_failures():
         row = connection.execute(
             sa.text(f"""
-                {_TIMES}
-                WHERE p.id = :pipeline AND p.removed_at IS NULL
-            """),
+                SELECT times.*, d.declaration -> 'calendar' AS calendar
+                FROM (
+                    {_TIMES}
+                    WHERE p.id = :pipeline AND p.removed_at IS NULL
+                ) AS times
+                JOIN forebay.pipelines d ON d.id = times.id
+            """),  # noqa: S608  a constant
             {"pipeline": pipeline_id},
         ).one_or_none()
     if row is None:
         raise NotAppliedError(f"pipeline {pipeline_id} is not in the driver log")
+    calendar, next_due, newest = BatchCalendar.of(row.calendar), row.next_due, row.newest
+    if calendar is not None:
+        with known_zones():
+            if row.next_batch_time is None:
+                next_due = calendar.next_after(row.last)
+            # The boundary in the row counts, whatever this host's rules say: another host may have decided it.
+            newest = max(calendar.newest_up_to(row.now), next_due if next_due <= row.now else row.last)
     if not row.set_back:
-        return BatchTimes(row.last, row.next_due, row.newest, row.now, row.next_due, set_back=False)
-    newest = row.next_due if row.paced <= row.now else row.newest
-    return BatchTimes(row.last, row.next_due, newest, row.now, row.paced, set_back=True)
+        return BatchTimes(row.last, next_due, newest, row.now, next_due, set_back=False, calendar=calendar)
+    newest = next_due if row.paced <= row.now else newest
+    return BatchTimes(row.last, next_due, newest, row.now, row.paced, set_back=True, calendar=calendar)
 
 
-def _as_json(windows: Sequence[WindowDeclaration]) -> str | None:
+@contextmanager
+def known_zones() -> Iterator[None]:
+    """Raise DriverLogError for a time zone that this host does not know, though the one that applied it does."""
+    try:
+        yield
+    except ValueError as error:
+        raise DriverLogError(
+            str(error), "Install the package tzdata of the system or of PyPI on this host, in a version with the zone."
+        ) from error
+
+
+def _as_json(windows: Sequence[WindowDeclaration], times: Sequence[WindowTimes]) -> str | None:
     """Return the windows as `allocate_blocks_to_batch` reads them."""
+    if times:
+        return json.dumps([one.to_row() for one in times])
     if not windows:
         return None
     return json.dumps(
@@ -190,6 +225,9 @@ class ReceivedBlockTracker:
         max_bytes: int | None = None,
         run_empty: bool = False,
         windows: Sequence[WindowDeclaration] = (),
+        window_times: Sequence[WindowTimes] = (),
+        next_boundary: datetime | None = None,
+        decided: DecidedTimes | None = None,
     ) -> None:
         """Allocate every block added before `batch_time` to the batch, once; repeating it changes nothing (T04).
 
@@ -200,6 +238,9 @@ class ReceivedBlockTracker:
             max_bytes: the same, in bytes as stored.
             run_empty: whether a batch without records runs.
             windows: for which of its windows it runs all the same if their content has changed.
+            window_times: the same windows by the pipeline's calendar, in place of `windows`.
+            next_boundary: the boundary after `batch_time` by the pipeline's calendar; None: it has none.
+            decided: what the calendar decides with the batch.
 
         Locks: the pipeline's row. Raises DriverLogError for a time that has passed or has not come.
         """
@@ -209,7 +250,7 @@ class ReceivedBlockTracker:
                     SELECT outcome, detail
                     FROM forebay.allocate_blocks_to_batch(
                         :pipeline, :time, :oldest, :max_records, :max_bytes, :run_empty,
-                        CAST(:windows AS jsonb)
+                        CAST(:windows AS jsonb), :next_boundary, CAST(:decided AS jsonb)
                     )
                 """),
                 {
@@ -219,7 +260,9 @@ class ReceivedBlockTracker:
                     "max_records": max_records,
                     "max_bytes": max_bytes,
                     "run_empty": run_empty,
-                    "windows": _as_json(windows),
+                    "windows": _as_json(windows, window_times),
+                    "next_boundary": next_boundary,
+                    "decided": None if decided is None else json.dumps(decided.to_row()),
                 },
             ).one()
         if row.outcome not in ("allocated", "decided before"):
@@ -279,8 +322,12 @@ class ReceivedBlockTracker:
         # The window is (batch_time - length, batch_time]; batch times are whole microseconds.
         return self._blocks(batch_time - length + timedelta(microseconds=1), batch_time, stream_id=stream_id)
 
-    def last_batch_of_output(self, batch_time: datetime, output: str, *, slide: timedelta | None) -> datetime | None:
+    def last_batch_of_output(
+        self, batch_time: datetime, output: str, *, slide: timedelta | None, calendar_slide: str | None = None
+    ) -> datetime | None:
         """Return the last batch before this one in which the output was due; `slide` None: it is due in any.
+
+        With a `calendar_slide` it is due where that was decided with the batch.
 
         A batch that was COMPLETED without a run, because it had nothing new, is left out. One with a result counts
         whatever the slide was then. It is the same one for a replay. No locks; O(batches in a slide).
@@ -296,15 +343,23 @@ class ReceivedBlockTracker:
                       AND t.batch_time < :time
                       AND (
                           c.output IS NOT NULL
-                          OR (t.state <> 'COMPLETED' OR t.attempt > 0) AND (
-                              CAST(:slide AS interval) IS NULL
-                              OR date_bin(:slide, t.batch_time, to_timestamp(0)) = t.batch_time
-                          )
+                          OR (t.state <> 'COMPLETED' OR t.attempt > 0) AND CASE
+                              WHEN CAST(:calendar_slide AS text) IS NOT NULL
+                              THEN coalesce((t.calendar -> 'slides' ->> CAST(:calendar_slide AS text))::boolean, false)
+                              ELSE CAST(:slide AS interval) IS NULL
+                                  OR date_bin(:slide, t.batch_time, to_timestamp(0)) = t.batch_time
+                          END
                       )
                     ORDER BY t.batch_time DESC
                     LIMIT 1
                 """),
-                {"pipeline": self._pipeline_id, "time": batch_time, "output": output, "slide": slide},
+                {
+                    "pipeline": self._pipeline_id,
+                    "time": batch_time,
+                    "output": output,
+                    "slide": None if calendar_slide is not None else slide,
+                    "calendar_slide": calendar_slide,
+                },
             ).scalar_one_or_none()
 
     def _blocks(self, first: datetime, last: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tracker_store.batches.batches import is_due
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import BlocksNotRetainedError, DriverLogError
@@ -177,14 +178,18 @@ def next_batch(connection: sa.Connection, replay_id: int) -> datetime | None:
             """),
             values,
         ).all()
-    return _first_due(rows, replay.output)
+    return _first_due(connection, replay, rows)
 
 
-def _first_due(rows: Sequence[sa.Row[tuple[datetime, bool, dict[str, object]]]], output: str) -> datetime | None:
+def _first_due(
+    connection: sa.Connection,
+    replay: StateReplay,
+    rows: Sequence[sa.Row[tuple[datetime, bool, dict[str, object]]]],
+) -> datetime | None:
     """Return the first batch with a result, or that is quarantined and in which the output is due."""
     for row in rows:
-        declared = PipelineDeclaration.of(row.declaration).outputs.get(output)
-        if row.has_result or declared is None or declared.is_due(row.batch_time):
+        declared = PipelineDeclaration.of(row.declaration)
+        if row.has_result or is_due(connection, replay.pipeline_id, declared, replay.output, row.batch_time):
             found: datetime = row.batch_time
             return found
     return None

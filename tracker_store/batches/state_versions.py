@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from tracker_store.batches.batches import is_due
 from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import AttemptSupersededError, DriverLogError, NotAppliedError, StateMovedError
 from tracker_store.schema.declarations import PipelineDeclaration
@@ -139,10 +140,10 @@ def state_to_read(
         ).one_or_none()
     if row is None:
         raise NotAppliedError(f"pipeline {pipeline_id} is not in the driver log")
-    declared = PipelineDeclaration.of(row.declaration).outputs.get(output)
+    declared = PipelineDeclaration.of(row.declaration)
 
     def oldest_due(times: Sequence[datetime]) -> datetime | None:
-        return next((time for time in times if declared is None or declared.is_due(time)), None)
+        return next((time for time in times if is_due(connection, pipeline_id, declared, output, time)), None)
 
     return StateToRead(
         head=None if row.batch_time is None else VersionKey(row.batch_time, row.attempt),

@@ -432,13 +432,15 @@ def outputs_are_committed_once(
         JOIN forebay.batches t ON t.pipeline_id = p.id AND t.state = 'COMPLETED' AND t.attempt > 0
              AND t.allocated_at > p.applied_at
         CROSS JOIN LATERAL (
-            SELECT o.key AS output, max((i.value ->> 'slide_ms')::bigint) AS slide
+            SELECT o.key AS output, max((i.value ->> 'slide_ms')::bigint) AS slide,
+                bool_and((t.calendar -> 'slides' ->> (i.value ->> 'slide'))::boolean) AS by_calendar
             FROM jsonb_each(CASE jsonb_typeof(p.declaration -> 'outputs') WHEN 'object'
                             THEN p.declaration -> 'outputs' ELSE '{}' END) AS o
             LEFT JOIN LATERAL jsonb_array_elements(o.value -> 'inputs') AS i ON jsonb_typeof(i.value) = 'object'
             GROUP BY o.key) AS d
         WHERE $OF_PIPELINE
           AND (d.slide IS NULL OR (extract(epoch FROM t.batch_time) * 1000)::bigint % d.slide = 0)
+          AND d.by_calendar IS NOT FALSE
           AND (CAST(:output AS text) IS NULL OR d.output = :output)
           AND NOT EXISTS (SELECT 1 FROM forebay.output_commits c WHERE c.pipeline_id = p.id
                           AND c.output = d.output AND c.batch_time = t.batch_time)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracker_store.receivers.receivers import condition_of
 from tracker_store.reports.rows import read, read_statement
+from tracker_store.schema.batch_calendar import shown_calendar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,8 @@ class PipelineStatus:
     `holds_back_for` is the time for which it has completed nothing while blocks wait. `halted_by` is the quarantined
     batch that has halted it. `due_for` is the age of the oldest batch time that is neither complete nor given up, and
     `due_batches` counts those that are not decided. `quarantine_reason` is that of `newest_quarantined`, and
-    `retry_reason` that of the oldest batch that is blocked; of the oldest that has failed where none is.
+    `retry_reason` that of the oldest batch that is blocked; of the oldest that has failed where none is. `calendar` is
+    its interval with its time zone, if its batch times follow one.
     """
 
     pipeline: str
@@ -88,6 +90,7 @@ class PipelineStatus:
     due_batches: int = 0
     quarantine_reason: str = ""
     retry_reason: str = ""
+    calendar: str | None = None
 
     @property
     def intervals_behind(self) -> int:
@@ -176,6 +179,7 @@ class _Progress:
     due_batches: int
     quarantine_reason: str
     retry_reason: str
+    calendar: dict[str, str] | None
 
 
 def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
@@ -213,7 +217,8 @@ def pipeline_status_with(connection: sa.Connection, lags: Sequence[StreamLag]) -
                       AND b.state IN ('BLOCKED', 'FAILED')
                     ORDER BY b.state, b.batch_time
                     LIMIT 1
-                ), '')
+                ), ''),
+            s.calendar
         FROM forebay.pipeline_status s
         ORDER BY pipeline
         """,
@@ -249,6 +254,7 @@ def _status(progress: _Progress, lags: Sequence[StreamLag]) -> PipelineStatus:
         progress.due_batches,
         progress.quarantine_reason,
         progress.retry_reason,
+        shown_calendar(progress.calendar),
     )
 
 

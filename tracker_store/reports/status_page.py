@@ -16,6 +16,7 @@ from tracker_store.connection.engine import named_failures
 from tracker_store.receivers.receivers import condition_of
 from tracker_store.reports.listener_events import ListenerEvent
 from tracker_store.reports.rows import columns, only, read, read_statement
+from tracker_store.schema.batch_calendar import shown_calendar
 from tracker_store.schema.declarations import RECORDS_FIELD
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ class PagePipeline:
     quarantined_batches: int
     now: datetime
     due: int
+    calendar: dict[str, str] | None = None
+
+    @property
+    def interval(self) -> str | None:
+        """Return its interval with its time zone; None: its batch times are multiples of `batch_interval`."""
+        return shown_calendar(self.calendar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,7 @@ _PIPELINE = """
     SELECT pipeline, pipeline_id, state, state_since, batch_interval, last_batch_time, waiting_records, waiting_bytes,
         CASE WHEN waiting_records > 0 THEN oldest_added_at END AS oldest_added_at, unfinished_batches,
         running_batches, last_completed_time, halted_by, quarantined_batches, clock_timestamp() AS now,
-        due_batches AS due
+        due_batches AS due, calendar
     FROM forebay.pipeline_status
 """
 

@@ -134,7 +134,7 @@ pipelines = Table(
         "batch_interval",
         Interval,
         nullable=False,
-        comment="Batch times are the multiples of this since 1970-01-01 00:00 UTC",
+        comment="Batch times are the multiples of this since 1970-01-01 00:00 UTC; with a calendar, its usual length",
     ),
     Column(
         "retention",
@@ -176,6 +176,11 @@ pipelines = Table(
         "history_from",
         DateTime(timezone=True),
         comment="Batches before this time are deleted, except quarantined ones; null: none are deleted",
+    ),
+    Column(
+        "next_batch_time",
+        DateTime(timezone=True),
+        comment="The boundary after last_batch_time by its calendar; null: the next multiple of its interval",
     ),
     CheckConstraint("version > 0", name="pipelines_version_positive"),
     CheckConstraint(_one_of("state", PipelineState), name="pipelines_state"),
@@ -975,6 +980,12 @@ batches = Table(
     ),
     Column("launched_by", Text, comment="What asked: the batch sensor, or the leading tracker; null: nothing has"),
     Column("inputs", Integer, comment="How many rows of batch_inputs it has; null: its first attempt records them"),
+    Column(
+        "calendar",
+        JSONB,
+        comment="What its pipeline's calendar decided with it: which slides end, and where windows begin; null: "
+        "it has none",
+    ),
     PrimaryKeyConstraint("pipeline_id", "batch_time"),
     CheckConstraint("num_nulls(launch_attempt, launched_at, launched_by) IN (0, 3)", name="batches_launch_whole"),
     CheckConstraint(_one_of("state", BatchState), name="batches_state"),

@@ -11,12 +11,16 @@ SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_
        quarantined.batches AS quarantined_batches, quarantined.newest AS newest_quarantined, due.oldest AS oldest_due,
        coalesce(floor(extract(epoch FROM clock_timestamp() - due.oldest)
                       / extract(epoch FROM p.batch_interval)), 0)::bigint AS intervals_behind,
-       CASE WHEN p.state = 'STOPPED' THEN 0
+       CASE WHEN p.state = 'STOPPED' OR p.next_batch_time > clock_timestamp() THEN 0
+            WHEN p.next_batch_time IS NOT NULL
+            THEN 1 + floor(extract(epoch FROM clock_timestamp() - p.next_batch_time)
+                           / extract(epoch FROM p.batch_interval))::bigint
             ELSE greatest(0, floor(extract(epoch FROM clock_timestamp() - p.last_batch_time)
                                    / extract(epoch FROM p.batch_interval)))::bigint END AS due_batches,
        greatest(completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END)
            AS progress_since,
-       unfinished.oldest AS oldest_unfinished_at
+       unfinished.oldest AS oldest_unfinished_at,
+       p.declaration -> 'calendar' AS calendar
 FROM forebay.pipelines p
 LEFT JOIN LATERAL (
     SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, coalesce(sum(w.waiting_records), 0)::bigint AS records,
@@ -34,8 +38,9 @@ LEFT JOIN LATERAL (
     FROM forebay.batches q WHERE q.pipeline_id = p.id AND q.state = 'QUARANTINED') AS quarantined ON true
 LEFT JOIN LATERAL (
     SELECT least(unfinished.oldest_time, CASE
-        WHEN p.state <> 'STOPPED' AND p.last_batch_time + p.batch_interval <= clock_timestamp()
-        THEN p.last_batch_time + p.batch_interval END) AS oldest) AS due ON true
+        WHEN p.state <> 'STOPPED'
+             AND coalesce(p.next_batch_time, p.last_batch_time + p.batch_interval) <= clock_timestamp()
+        THEN coalesce(p.next_batch_time, p.last_batch_time + p.batch_interval) END) AS oldest) AS due ON true
 LEFT JOIN LATERAL (
     SELECT b.batch_time, b.completed_at FROM forebay.batches b
     WHERE b.pipeline_id = p.id AND b.state = 'COMPLETED' ORDER BY b.batch_time DESC LIMIT 1) AS completed ON true
@@ -48,7 +53,8 @@ COMMENT ON COLUMN forebay.pipeline_status.pipeline IS 'The pipeline';
 COMMENT ON COLUMN forebay.pipeline_status.pipeline_id IS 'The pipeline''s id';
 COMMENT ON COLUMN forebay.pipeline_status.state IS 'RUNNING, STOPPING or STOPPED';
 COMMENT ON COLUMN forebay.pipeline_status.state_since IS 'When it entered that state';
-COMMENT ON COLUMN forebay.pipeline_status.batch_interval IS 'Batch times are its multiples';
+COMMENT ON COLUMN forebay.pipeline_status.batch_interval IS
+    'Batch times are its multiples; with a calendar, its usual length';
 COMMENT ON COLUMN forebay.pipeline_status.last_batch_time IS
     'Its cursor in time: every batch time up to here is decided';
 COMMENT ON COLUMN forebay.pipeline_status.waiting_blocks IS
@@ -83,3 +89,5 @@ COMMENT ON COLUMN forebay.pipeline_status.progress_since IS
     'The latest of: its newest completed batch, its last change, the beginning of its RUNNING';
 COMMENT ON COLUMN forebay.pipeline_status.oldest_unfinished_at IS
     'When the oldest of its unfinished batches was allocated; null: there is none';
+COMMENT ON COLUMN forebay.pipeline_status.calendar IS
+    'Its interval and time zone, if its batch times follow a calendar; null: they are multiples of batch_interval';

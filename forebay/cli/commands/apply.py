@@ -77,9 +77,12 @@ def shown_value(value: object) -> str:
         case None:
             return "-"
         case {"window": str(stream), "length_ms": int(length), "slide_ms": slide, **more}:
-            every = "" if slide is None else f', slide="{_seconds(slide)}"'
+            # A calendar's have texts of their own.
+            size = more.get("length") or _seconds(length)
+            pace = more.get("slide") or ("" if slide is None else _seconds(slide))
+            every = f', slide="{pace}"' if pace else ""
             new = f', new_column="{more["new_column"]}"' if "new_column" in more else ""
-            return f'{stream}.window("{_seconds(length)}"{every}{new})'
+            return f'{stream}.window("{size}"{every}{new})'
         case dict():
             return ", ".join(f"{key}: {shown_value(item)}" for key, item in value.items()) or "-"
         case list():

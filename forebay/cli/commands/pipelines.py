@@ -58,7 +58,7 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
         (
             row.pipeline,
             shown_state(row),
-            f"{row.batch_interval.total_seconds():g} s",
+            row.calendar or f"{row.batch_interval.total_seconds():g} s",
             f"{row.last_batch_time:%Y-%m-%d %H:%M:%S}",
             f"{row.waiting_records:,} records",
             "-" if row.lag is None else f"{row.lag.total_seconds():.0f} s",

@@ -105,7 +105,7 @@ def draw(before: Snapshot | None, now: Snapshot, *, height: int, note: str = "",
                     [
                         row.pipeline,
                         "HALTED" if row.halted_by is not None else row.state,
-                        _span(row.batch_interval),
+                        row.calendar or _span(row.batch_interval),
                         _number(row.waiting_records),
                         _span(row.lag),
                         _number(row.unfinished_batches),

@@ -33,6 +33,7 @@ from tracker_store.batches.outputs import commits_to_publish
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect, create_engine
 from tracker_store.connection.errors import DriverLogError
+from tracker_store.schema.batch_calendar import zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,6 +137,8 @@ def upkeep_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.ScheduleDef
         # By name: Dagster would bind a job object again when definitions are merged, with warnings.
         job_name=job.name,
         cron_schedule=EVERY,
+        # Its hours and nights are those of the pipeline.
+        execution_timezone=pipeline.timezone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Every 10 minutes if a committed batch is not published, or a target may have commits of a failed "
         "attempt; once an hour if small files are to be merged, otherwise once a day, to delete what replays have "
@@ -143,6 +146,8 @@ def upkeep_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.ScheduleDef
     )
     def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         now = context.scheduled_execution_time
+        if pipeline.timezone is not None:
+            now = now.astimezone(zone_of(pipeline.timezone))
         is_daily = (now.hour, now.minute) == (0, _MINUTE)
         try:
             waiting = _is_waiting(pipeline, FOLLOWED_LATER_FOR if is_daily else FOLLOWED_FOR)

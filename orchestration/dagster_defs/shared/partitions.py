@@ -22,11 +22,7 @@ PARTITIONS_START = datetime(2026, 1, 1, tzinfo=UTC)
 
 def partitions_of(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition | None:
     """Return the partitions of the pipeline's outputs, including the current hour or day; None if not partitioned."""
-    if pipeline.settings.partitions == "hour":
-        return dg.HourlyPartitionsDefinition(PARTITIONS_START, end_offset=1)
-    if pipeline.settings.partitions == "day":
-        return dg.DailyPartitionsDefinition(PARTITIONS_START, end_offset=1)
-    return None
+    return _partitions(pipeline, end_offset=1)
 
 
 def past_partitions(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition:
@@ -34,18 +30,27 @@ def past_partitions(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition:
 
     The output's partitions include the current one. Raises DeclarationError if the pipeline has no partitions.
     """
-    if pipeline.settings.partitions == "hour":
-        return dg.HourlyPartitionsDefinition(PARTITIONS_START)
-    if pipeline.settings.partitions == "day":
-        return dg.DailyPartitionsDefinition(PARTITIONS_START)
-    message = f"pipeline {pipeline.name!r} has no partitions: declare it with partitions='hour' or partitions='day'"
-    raise DeclarationError(message)
+    partitions = _partitions(pipeline, end_offset=0)
+    if partitions is None:
+        message = f"pipeline {pipeline.name!r} has no partitions: declare it with partitions='hour' or partitions='day'"
+        raise DeclarationError(message)
+    return partitions
+
+
+def _partitions(pipeline: Pipeline, *, end_offset: int) -> dg.TimeWindowPartitionsDefinition | None:
+    kinds = {"hour": dg.HourlyPartitionsDefinition, "day": dg.DailyPartitionsDefinition}
+    kind = kinds.get(pipeline.settings.partitions or "")
+    if kind is None:
+        return None
+    # Dagster takes the start for a local time.
+    start = PARTITIONS_START.replace(tzinfo=None)
+    return kind(start, end_offset=end_offset, timezone=pipeline.timezone or "UTC")
 
 
 def partition_key(pipeline: Pipeline, batch_time: datetime) -> str | None:
     """Return the key of a batch's partition; None if it has none."""
     partitions = partitions_of(pipeline)
-    if partitions is None or batch_time < PARTITIONS_START:
+    if partitions is None or batch_time < partitions.start:
         return None
-    # The format of a day omits the hour; the format of an hour includes minutes, which must be 0.
-    return batch_time.astimezone(UTC).replace(minute=0).strftime(partitions.fmt)
+    # Of two hours that the clock shows alike, Dagster gives the second's key its offset.
+    return partitions.get_partition_key_for_timestamp(batch_time.timestamp())

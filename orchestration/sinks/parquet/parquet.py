@@ -2,9 +2,9 @@
 
 Layout below PATH: every process that runs an attempt has an immutable directory `_attempts/TIME/attempt=N-TOKEN/`
 (hidden to Spark and Arrow, which skip names that begin with `_` or `.`). The committed one is published as
-`date=YYYY-MM-DD/hour=HH/batch_time=TIME/`: its files are hard-linked into a hidden directory, which atomically replaces
-the old one. An attempt that was not committed is never published, so readers never see a zombie's files. A compacted
-hour has one directory (`parquet_hours`).
+`date=YYYY-MM-DD/hour=HH/batch_time=TIME/`, with date and hour in one zone (`parquet_zone`): its files are hard-linked
+into a hidden directory, which atomically replaces the old one. An attempt that was not committed is never published, so
+readers never see a zombie's files. A compacted hour has one directory (`parquet_hours`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from orchestration.sinks.parquet.parquet_columns import (
 )
 from orchestration.sinks.parquet.parquet_hours import batches_of, compacted_directory, rewrite_hour
 from orchestration.sinks.parquet.parquet_objects import ParquetObjects
+from orchestration.sinks.parquet.parquet_zone import TIMEZONE, UTC_FOLDERS, FolderZone, read_zone, span_of_hour
 from orchestration.sinks.parquet_names import (
     ATTEMPTS,
     FILES,
     FOLDERS,
     attempt_directory,
     attempt_number,
-    batch_directory,
     batch_stamp,
 )
 from orchestration.sinks.parquet_partitions import (
@@ -71,6 +71,7 @@ from receiver_runtime.block_store.object_urls import url_fault
 from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
+from tracker_store.schema.batch_calendar import checked_zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +107,7 @@ class ParquetSink(Sink):
         partition_by: Sequence[str] | str = (),
         on_bad_rows: OnBadRows = "fail",
         columns: ColumnPolicy | None = None,
+        timezone: str | None = None,
     ) -> None:
         """Declare the location of the files.
 
@@ -121,6 +123,8 @@ class ParquetSink(Sink):
                 others, and publishes the refused rows with the batch, as lines of JSON in `_refused_rows/`.
             columns: what happens to columns that no batch in `path` has, or that are narrower there: with "add", the
                 default, readers see them as null, or widened, in the batches before; "refuse" refuses the batch.
+            timezone: the zone of the folders `date=` and `hour=`, as `"Europe/Berlin"`; default: the pipeline's. A path
+                keeps the zone of its first batch.
 
         Raises:
             DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
@@ -138,6 +142,12 @@ class ParquetSink(Sink):
         self.partition_by = checked_partitions(partition_by, compact=compact)
         self.on_bad_rows: OnBadRows = checked_choice(on_bad_rows, "ParquetSink")
         self.columns = checked_policy(columns, "ParquetSink")
+        try:
+            self._own_timezone = None if timezone is None else checked_zone(timezone)
+        except ValueError as error:
+            message = f"ParquetSink: timezone: {error}"
+            raise DeclarationError(message) from error
+        self.timezone = self._own_timezone
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration that `forebay apply` writes."""
@@ -149,7 +159,25 @@ class ParquetSink(Sink):
             **({"partition_by": list(self.partition_by)} if self.partition_by else {}),
             **declared_choice(self.on_bad_rows),
             **declared_policy(self.columns),
+            **({} if self.timezone in (None, "UTC") else {"timezone": self.timezone}),
         }
+
+    def in_timezone(self, timezone: str | None) -> None:
+        """Name the folders in this zone, unless it has its own."""
+        self.timezone = self._own_timezone or timezone
+
+    def published_hour(self, batch_time: datetime) -> tuple[datetime, datetime]:
+        """Return the span of the batch's folder of an hour: two hours, where the clock shows one twice."""
+        zone = self._zone() if self._objects is None else self._objects.folder_zone(self.timezone)
+        return span_of_hour(zone, batch_time)
+
+    def _zone(self) -> FolderZone:
+        """Return the zone of the folders that are there, or else of the first one."""
+        with suppress(FileNotFoundError):
+            return read_zone((self.path / TIMEZONE).read_bytes())
+        if self.timezone in (None, "UTC") or next(self.path.glob("date=*"), None) is not None:
+            return UTC_FOLDERS
+        return FolderZone(self.timezone)
 
     @classmethod
     def place(cls, declaration: Mapping[str, Any]) -> Place:
@@ -203,7 +231,9 @@ class ParquetSink(Sink):
                 f"{where}: {self.path} is a Delta table, which deletes other files sooner or later: give the output a "
                 "directory of its own, or use DeltaSink"
             )
-        file = _some_file(self.path, near)
+        zone = self._zone()
+        zone.check(self.timezone, self.path, where)
+        file = _some_file(self.path, near, zone)
         if file is None:
             return
         there = partitions_of(file.parts)
@@ -218,7 +248,9 @@ class ParquetSink(Sink):
         """Write to a directory of this attempt in this process; every file and directory is synced on return."""
         self.check_columns(result.schema, attempt.name)
         if self._objects is not None:
-            return self._objects.write(result, attempt, self.on_bad_rows, self.partition_by, self.columns)
+            return self._objects.write(
+                result, attempt, self.on_bad_rows, self.partition_by, self.columns, self.timezone
+            )
         self._check_folders(attempt.name, attempt.batch_time)
         folder = attempt_directory(attempt.batch_time, attempt.attempt)
         staged = self._stage(result, folder, attempt)
@@ -249,10 +281,12 @@ class ParquetSink(Sink):
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         """Link the files of `location` into place: readers see either the whole old result or the whole new one."""
         if self._objects is not None:
-            self._objects.publish(location, batch_time=batch_time, check=check, reached=self.reached)
+            self._objects.publish(
+                location, batch_time=batch_time, check=check, reached=self.reached, timezone=self.timezone
+            )
             return
-        source = Path(location)
-        target = self.path / batch_directory(batch_time)
+        source, zone = Path(location), self._zone()
+        target, stamp = self.path / zone.batch(batch_time), zone.stamp(batch_time)
         hour = target.parent
         recover(hour)
         sweep(target)
@@ -266,10 +300,10 @@ class ParquetSink(Sink):
         if columns is not None:
             check()
             _keep(self.path, columns)
-        if compacted_directory(hour, _hour_stamp(batch_time)).is_dir():
-            rewrite_hour(
-                hour, _hour_stamp(batch_time), check=check, reached=self.reached, replaced=batch_time, by=files
-            )
+        if zone != UTC_FOLDERS:
+            _keep_zone(self.path, zone, check)
+        if compacted_directory(hour, stamp).is_dir():
+            rewrite_hour(hour, stamp, check=check, reached=self.reached, replaced=batch_time, by=files)
         elif not _has(target, source, files):
             hour.mkdir(parents=True, exist_ok=True)
             staged = hidden_beside(target)
@@ -282,7 +316,7 @@ class ParquetSink(Sink):
         _forget(source.parent, attempt_number(source.name) or 0, but=source)
 
     def dataset(self, day: date | None = None) -> ds.Dataset:
-        """Return the published batches as a pyarrow dataset: all, or those of one day in UTC.
+        """Return the published batches as a pyarrow dataset: all, or those of one day, in the zone of the folders.
 
         If a batch is replaced during a read, the read may fail with FileNotFoundError: read again.
         """
@@ -311,10 +345,8 @@ class ParquetSink(Sink):
         hidden = [left.with_name(left.name.split(".")[1]) for left in self.path.glob("date=*/.hour=*")]
         hidden += [left.parent for left in self.path.glob("date=*/hour=*/.batch_time=*")]
         several = [hour for hour in self.path.glob("date=*/hour=*") if self.compact and len(batches_of(hour)) > 1]
-        return sorted(
-            datetime.strptime(f"{hour.parent.name} {hour.name} +0000", "date=%Y-%m-%d hour=%H %z")
-            for hour in {*several, *hidden}
-        )
+        zone = self._zone()
+        return sorted(zone.time_of(f"{hour.parent.name}/{hour.name}") for hour in {*several, *hidden})
 
     def upkeep(self, turn: Upkeep) -> Figures:
         """Merge the batches of an hour that is over into one directory, and delete replaced directories.
@@ -333,7 +365,8 @@ class ParquetSink(Sink):
 
     def _keep_hour(self, turn: Upkeep, time: datetime) -> int | None:
         """Look after an hour; return its rows, or None if it was merged already, or is not to be."""
-        hour = (self.path / batch_directory(time)).parent
+        zone = self._zone()
+        hour, stamp = self.path / zone.hour(time), zone.stamp(time)
         recover(hour)
         sweep(hour)
         for batch in hour.glob(".batch_time=*"):
@@ -342,9 +375,10 @@ class ParquetSink(Sink):
             return None
         rows = None
         if len(batches_of(hour)) > 1:
-            rows = rewrite_hour(hour, _hour_stamp(time), check=turn.check, reached=self.reached)
-        if compacted_directory(hour, _hour_stamp(time)).is_dir():
-            _forget_attempts(self.path, turn.committed)
+            rows = rewrite_hour(hour, stamp, check=turn.check, reached=self.reached)
+        if compacted_directory(hour, stamp).is_dir():
+            # Where the clock is set to and fro at midnight, the span of an hour has batches of another folder too.
+            _forget_attempts(self.path, {at: n for at, n in turn.committed.items() if zone.stamp(at) == stamp})
         self.reached(Step.SWEPT)
         return rows
 
@@ -437,8 +471,17 @@ def _objects(path: str | Path | Secret) -> ParquetObjects | None:
     return ParquetObjects(path)
 
 
-def _hour_stamp(time: datetime) -> str:
-    return f"{time.astimezone(UTC):%Y%m%dT%H}"
+def _keep_zone(path: Path, zone: FolderZone, check: Check) -> None:
+    """Note the zone of a path's folders before the first one is there."""
+    if (path / TIMEZONE).exists():
+        return
+    check()
+    path.mkdir(parents=True, exist_ok=True)
+    staged = hidden_beside(path / TIMEZONE)
+    staged.write_text(f"{zone.name}\n", encoding="ascii")
+    sync(staged)
+    staged.rename(path / TIMEZONE)
+    sync(path)
 
 
 def _has(target: Path, source: Path, files: Sequence[Path]) -> bool:
@@ -459,19 +502,19 @@ def _link(files: Sequence[Path], source: Path, staged: Path) -> None:
         sync(folder)
 
 
-def _some_file(path: Path, near: datetime) -> Path | None:
+def _some_file(path: Path, near: datetime, zone: FolderZone) -> Path | None:
     """Return a file of a published batch near a time, else of one of the newest; None: they have none.
 
     The path is relative to the batch's directory. Lists the days only if the hour and the one before have no file.
     """
-    batches = (batch for hour in _hours(path, near) for batch in reversed(batches_of(hour)))
+    batches = (batch for hour in _hours(path, near, zone) for batch in reversed(batches_of(hour)))
     files = (file.relative_to(batch) for batch in islice(batches, _LOOKED_AT) for file in batch.rglob("*.parquet"))
     return next(files, None)
 
 
-def _hours(path: Path, near: datetime) -> Iterator[Path]:
+def _hours(path: Path, near: datetime, zone: FolderZone) -> Iterator[Path]:
     for time in (near, near - timedelta(hours=1)):
-        yield (path / batch_directory(time)).parent
+        yield path / zone.hour(time)
     for day in sorted(path.glob("date=*"), reverse=True):
         yield from sorted(day.glob("hour=*"), reverse=True)
 

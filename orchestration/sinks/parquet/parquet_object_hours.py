@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestration.declarations.sink import Step
 from orchestration.sinks.directories import LEFT_SECONDS
 from orchestration.sinks.parquet.parquet_hours import write_as_one
+from orchestration.sinks.parquet.parquet_zone import UTC_FOLDERS, FolderZone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,16 +46,17 @@ class ObjectHour:
 
     objects: Objects
     time: datetime
+    zone: FolderZone = UTC_FOLDERS
 
     @property
     def directory(self) -> str:
         """Return the prefix of its batches."""
-        return f"{self.time.astimezone(UTC):date=%Y-%m-%d/hour=%H}"
+        return self.zone.hour(self.time)
 
     @property
     def target(self) -> str:
         """Return the prefix of the compacted hour."""
-        return f"{self.directory}/{_BATCH}{self.time.astimezone(UTC):%Y%m%dT%H}"
+        return f"{self.directory}/{_BATCH}{self.zone.stamp(self.time)}"
 
     def compacted(self) -> CompactedHour | None:
         """Return the contents of its `_SUCCESS`; None while the hour is not compacted."""
@@ -146,7 +148,7 @@ def mark(objects: Objects, key: str) -> dict[str, Any]:
     return said
 
 
-def hours_with_work(keys: Sequence[str]) -> list[datetime]:
+def hours_with_work(keys: Sequence[str], zone: FolderZone = UTC_FOLDERS) -> list[datetime]:
     """Return the hours with several batches or leftovers, oldest first, from the names of all objects of an output."""
     hours: dict[str, dict[str, int]] = {}
     for key in keys:
@@ -156,9 +158,9 @@ def hours_with_work(keys: Sequence[str]) -> list[datetime]:
             batches[parts[2]] = batches.get(parts[2], 0) + 1
     found = []
     for hour, batches in hours.items():
-        time = datetime.strptime(f"{hour} +0000", "date=%Y-%m-%d/hour=%H %z")
+        time = zone.time_of(hour)
         # A compacted hour has two objects: its file and its `_SUCCESS`.
-        if len(batches) > 1 or batches.get(f"{_BATCH}{time:%Y%m%dT%H}", 0) > 2:  # noqa: PLR2004
+        if len(batches) > 1 or batches.get(f"{_BATCH}{zone.stamp(time)}", 0) > 2:  # noqa: PLR2004
             found.append(time)
     return sorted(found)
 

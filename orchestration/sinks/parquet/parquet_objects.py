@@ -27,12 +27,12 @@ from orchestration.sinks.parquet.parquet_columns import (
     with_columns,
 )
 from orchestration.sinks.parquet.parquet_object_hours import SUCCESS, ObjectHour, dead_batches, hours_with_work, mark
+from orchestration.sinks.parquet.parquet_zone import TIMEZONE, UTC_FOLDERS, FolderZone, read_zone
 from orchestration.sinks.parquet_names import (
     ATTEMPTS,
     FILES,
     attempt_directory,
     attempt_number,
-    batch_directory,
     batch_stamp,
 )
 from orchestration.sinks.parquet_partitions import FoldersOfValues
@@ -82,12 +82,15 @@ class ParquetObjects:
         on_bad_rows: OnBadRows,
         partition_by: tuple[str, ...],
         policy: ColumnPolicy | None,
+        timezone: str | None = None,
     ) -> Written:
         """Let the tasks write objects of this attempt, and list the valid ones."""
         key = attempt_directory(attempt.batch_time, attempt.attempt)
         schema = arrow_schema(result.schema, attempt.name)
         with self._failures(attempt.name):
-            known = _known(self._open())
+            objects = self._open()
+            _zone(objects, timezone).check(timezone, self.shown, attempt.name)
+            known = _known(objects)
             schema, _ = fitted(schema, known, policy, name=self.shown, where=attempt.name, partition_by=partition_by)
             store = ObjectFiles(self._resolved())
             staging = ParquetStaging(
@@ -103,16 +106,27 @@ class ParquetObjects:
             store.put(f"{key}/{FILES}", json.dumps(names).encode())
         return Written(f"{store.place}/{key}", staged.rows, staged.refused)
 
-    def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
+    def publish(
+        self,
+        location: str,
+        *,
+        batch_time: datetime,
+        check: Check,
+        reached: Callable[[Step], None],
+        timezone: str | None = None,
+    ) -> None:
         """Copy the files, name them in `_SUCCESS`, and delete the earlier ones; repeated, do only the missing steps."""
         attempts, name = f"{ATTEMPTS}/{batch_stamp(batch_time)}", location.rpartition("/")[2]
         number = attempt_number(name)
         if number is None:
             raise SinkError(f"publishing {location}: ParquetSink {self.shown}: it is no attempt's directory")
-        source, target = f"{attempts}/{name}", batch_directory(batch_time)
+        source = f"{attempts}/{name}"
         with self._failures(f"publishing {location}"):
             objects = self._open()
-            hour, stamp = ObjectHour(objects, batch_time), batch_stamp(batch_time)
+            named = _named_zone(objects)
+            zone = named or _first_zone(objects, timezone)
+            target = zone.batch(batch_time)
+            hour, stamp = ObjectHour(objects, batch_time, zone), batch_stamp(batch_time)
             compacted = hour.compacted()
             if compacted is not None and compacted.batches.get(stamp) == number:
                 return
@@ -132,6 +146,9 @@ class ParquetObjects:
                 hour.replace(compacted, batch_time, stamp, number, files, check=check, reached=reached)
                 _forget(objects, sizes, attempts, number, but=name)
                 return
+            if named is None and zone != UTC_FOLDERS:
+                check()
+                objects.put(TIMEZONE, [zone.name.encode()])
             there = dict(objects.sizes(target))
             copies = {f"{target}/{_of_attempt(number, name)}": f"{source}/{name}" for name in names}
             for copy, original in copies.items():
@@ -148,10 +165,16 @@ class ParquetObjects:
             _forget(objects, sizes, attempts, number, but=name)
             reached(Step.SWEPT)
 
+    def folder_zone(self, timezone: str | None) -> FolderZone:
+        """Return the zone of the folders that are there, or else that of the first one."""
+        with self._failures("looking for the zone of the folders"):
+            return _zone(self._open(), timezone)
+
     def hours(self) -> list[datetime]:
         """Return the hours that need upkeep, oldest first."""
         with self._failures("looking for hours to compact"):
-            return hours_with_work([key for key, _ in self._open().sizes("")])
+            objects = self._open()
+            return hours_with_work([key for key, _ in objects.sizes("")], _zone(objects, None))
 
     def compact_hour(
         self, time: datetime, committed: Mapping[datetime, int], *, check: Check, reached: Callable[[Step], None]
@@ -159,7 +182,8 @@ class ParquetObjects:
         """Merge the batches of an hour that is over, as ParquetSink's method does."""
         with self._failures(f"compacting the hour of {time.isoformat()}"):
             objects = self._open()
-            hour = ObjectHour(objects, time)
+            zone = _zone(objects, None)
+            hour = ObjectHour(objects, time, zone)
             rows = hour.compact(check=check, reached=reached)
             compacted = hour.compacted()
             for batch_time, attempt in committed.items():
@@ -219,6 +243,24 @@ class ParquetObjects:
             # pyarrow repeats the address of a request, which may be signed; the cause would be printed.
             said = str(error) if isinstance(error, SecretError) else SecretUrl(self._resolved()).scrub(str(error))
             raise kind(f"{doing}: ParquetSink {self.shown}: {said}") from None
+
+
+def _zone(objects: Objects, timezone: str | None) -> FolderZone:
+    """Return the zone of the folders that are there, or else that of the first one, `timezone`."""
+    return _named_zone(objects) or _first_zone(objects, timezone)
+
+
+def _named_zone(objects: Objects) -> FolderZone | None:
+    try:
+        return read_zone(objects.get(TIMEZONE, 0, _WHOLE))
+    except FileNotFoundError:
+        return None
+
+
+def _first_zone(objects: Objects, timezone: str | None) -> FolderZone:
+    if timezone in (None, "UTC") or any(key.startswith("date=") for key, _ in objects.sizes("")):
+        return UTC_FOLDERS
+    return FolderZone(timezone)
 
 
 def _known(objects: Objects) -> pa.Schema | None:

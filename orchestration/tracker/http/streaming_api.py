@@ -126,10 +126,11 @@ def operations(
     """
     committed = {commit.output: commit for commit in commits}
     found = []
-    declared = PipelineDeclaration.of(pipeline.declaration).outputs
+    whole = PipelineDeclaration.of(pipeline.declaration)
+    declared = whole.outputs
     for number, name in enumerate(output_names(pipeline)):
         commit = committed.get(name)
-        due = declared[name].is_due(batch.batch_time)
+        due = declared[name].is_due(batch.batch_time, whole.calendar)
         # A completed batch has all its commits, so an output without one was declared later.
         if commit is None and (batch.state is BatchState.COMPLETED or not due):
             continue

@@ -11,8 +11,7 @@ import pytest
 
 import forebay
 from orchestration.declarations.pipeline import Pipeline
-from orchestration.declarations.sink import Sink
-from orchestration.declarations.sink_kinds import GROUP
+from orchestration.declarations.sink import GROUP, Sink
 from orchestration.sinks.parquet.parquet import ParquetSink
 from receiver_runtime.sources.plugins import registered
 from tests.integration.orchestration.frame_without_spark import words

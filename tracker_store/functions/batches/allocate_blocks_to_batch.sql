@@ -18,6 +18,10 @@
 -- `retention` keeps their ranges until then, and a batch of which a range is gone counts as a change.
 -- It also runs if a key of an output's state expires by then, unless `run_empty_batches` is declared as false: a key whose
 -- time is up is given in the first batch after it. Of an output that is not due, or has no state any more, nothing expires.
+-- Of a pipeline with a calendar the caller says what the calendar decides, because only Python knows the rules of zones:
+-- the boundary that is next, kept in the pipeline's row, so that hosts whose rules differ cut at the same instant; and
+-- which slides end and where windows begin, kept in the batch's row, so that no later rules change a batch that is made.
+-- Whatever times it says, a batch is after the last one and its time has come, so each block is in one batch.
 -- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after the
 -- wait (in one statement, they gave a second sensor an empty batch and moved a cursor back).
 CREATE FUNCTION forebay.allocate_blocks_to_batch(
@@ -27,8 +31,13 @@ CREATE FUNCTION forebay.allocate_blocks_to_batch(
     -- True: an interval without records is a batch that runs.
     run_empty boolean DEFAULT false,
     -- The windows for which it runs if their content changed: [{stream, length, slide}], the stream by its name, slide
-    -- null if the output is computed in every batch.
-    windows jsonb DEFAULT NULL)
+    -- null if the output is computed in every batch. By a calendar: [{stream, due, before, start, before_start}]:
+    -- whether its output is due now, when it was before (null: at the last batch time), and where its window began.
+    windows jsonb DEFAULT NULL,
+    -- The boundary after at_time; null: the pipeline has no calendar.
+    next_boundary timestamptz DEFAULT NULL,
+    -- What is kept with the batch (DecidedTimes).
+    decided jsonb DEFAULT NULL)
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -69,8 +78,9 @@ BEGIN
     now_is := clock_timestamp();
     IF at_time > now_is AND NOT (
         locked.last_batch_time > now_is + locked.batch_interval
-        AND at_time = date_bin(locked.batch_interval, locked.last_batch_time, timestamptz 'epoch')
-                      + locked.batch_interval
+        AND (at_time = locked.next_batch_time
+             OR at_time = date_bin(locked.batch_interval, locked.last_batch_time, timestamptz 'epoch')
+                          + locked.batch_interval)
         AND NOT EXISTS (SELECT 1 FROM batches b
                         WHERE b.pipeline_id = pipeline AND b.batch_time = locked.last_batch_time
                           AND b.allocated_at <= now_is AND b.allocated_at > now_is - 2 * locked.batch_interval)) THEN
@@ -175,14 +185,18 @@ BEGIN
         -- A window of this batch is (at_time - length, at_time]; the one before ends at `before.at`.
         SELECT EXISTS (
             SELECT
-            FROM jsonb_to_recordset(windows) AS w (stream text, length interval, slide interval)
+            FROM jsonb_to_recordset(windows) AS w (
+                stream text, length interval, slide interval, due boolean, before timestamptz, start timestamptz,
+                before_start timestamptz)
             JOIN streams s ON s.id = ANY (locked.stream_ids) AND s.name = w.stream
-            CROSS JOIN LATERAL (SELECT coalesce(at_time - w.slide, locked.last_batch_time)) AS before (at)
-            WHERE (w.slide IS NULL OR date_bin(w.slide, at_time, timestamptz 'epoch') = at_time)
+            CROSS JOIN LATERAL (SELECT coalesce(w.before, at_time - w.slide, locked.last_batch_time)) AS before (at)
+            CROSS JOIN LATERAL (SELECT coalesce(w.start, at_time - w.length),
+                                       coalesce(w.before_start, before.at - w.length)) AS began (now, before)
+            WHERE coalesce(w.due, w.slide IS NULL OR date_bin(w.slide, at_time, timestamptz 'epoch') = at_time)
               AND (
                   -- Its output was due at a time that a merged batch skipped: what it has is not known.
                   (NOT EXISTS (SELECT FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = before.at)
-                   AND w.slide IS NOT NULL
+                   AND (w.slide IS NOT NULL OR w.before IS NOT NULL)
                    AND (locked.history_from IS NOT NULL
                         OR EXISTS (SELECT FROM batches b
                                    WHERE b.pipeline_id = pipeline AND b.batch_time < before.at)))
@@ -193,8 +207,8 @@ BEGIN
                       SELECT
                       FROM (VALUES
                           -- What left the window, and what came into it.
-                          (before.at - w.length, least(before.at, at_time - w.length)),
-                          (greatest(before.at, at_time - w.length), at_time - interval '1 us')) AS part (after, upto)
+                          (began.before, least(before.at, began.now)),
+                          (greatest(before.at, began.now), at_time - interval '1 us')) AS part (after, upto)
                       JOIN batches b ON b.pipeline_id = pipeline AND b.records > 0
                         AND b.batch_time > part.after AND b.batch_time <= part.upto
                       WHERE EXISTS (
@@ -220,17 +234,21 @@ BEGIN
                   SELECT FROM jsonb_array_elements(o.declared -> 'inputs') AS i
                   WHERE jsonb_typeof(i.value) = 'object'
                   HAVING (extract(epoch FROM at_time) * 1000000)::bigint
-                         % (max(nullif((i.value ->> 'slide_ms')::bigint, 0)) * 1000) <> 0)
+                         % (max(nullif((i.value ->> 'slide_ms')::bigint, 0)) * 1000) <> 0
+                      OR bool_and((decided -> 'slides' ->> (i.value ->> 'slide'))::boolean) IS FALSE)
         ) INTO runs;
     END IF;
     -- An interval without records has only markers, or nothing.
-    INSERT INTO batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, completed_at, reason)
+    INSERT INTO batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, completed_at, reason,
+                         calendar)
     VALUES (pipeline, at_time, oldest,
             CASE WHEN runs THEN 'ALLOCATED' ELSE 'COMPLETED' END,
             allocated.records, allocated.bytes, allocated.blocks,
             CASE WHEN runs THEN NULL ELSE clock_timestamp() END,
-            CASE WHEN runs THEN '' ELSE 'no records' END);
-    UPDATE pipelines SET last_batch_time = at_time WHERE id = pipeline;
+            CASE WHEN runs THEN '' ELSE 'no records' END, decided);
+    UPDATE pipelines SET last_batch_time = at_time,
+                         next_batch_time = CASE WHEN next_boundary > at_time THEN next_boundary END
+    WHERE id = pipeline;
     outcome := 'allocated';
     RETURN NEXT;
 END

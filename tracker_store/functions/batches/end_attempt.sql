@@ -65,11 +65,14 @@ BEGIN
         HAVING EXISTS (
             SELECT FROM jsonb_each(CASE jsonb_typeof(declared.declaration -> 'outputs') WHEN 'object'
                                    THEN declared.declaration -> 'outputs' ELSE '{}' END) AS o
-            -- An output with a slide is due at its multiples only (OutputDeclaration.is_due).
+            -- An output with a slide is due at its multiples only, or where its calendar said so with the batch
+            -- (OutputDeclaration.is_due).
             CROSS JOIN LATERAL (
-                SELECT max(nullif((i.value ->> 'slide_ms')::bigint, 0)) * 1000 AS microseconds
+                SELECT max(nullif((i.value ->> 'slide_ms')::bigint, 0)) * 1000 AS microseconds,
+                       bool_and((batch.calendar -> 'slides' ->> (i.value ->> 'slide'))::boolean) AS by_calendar
                 FROM jsonb_array_elements(o.value -> 'inputs') AS i WHERE jsonb_typeof(i.value) = 'object') AS slide
-            WHERE (slide.microseconds IS NULL
+            WHERE slide.by_calendar IS NOT FALSE
+              AND (slide.microseconds IS NULL
                    OR (extract(epoch FROM at_time) * 1000000)::bigint % slide.microseconds = 0)
               AND o.key <> ALL (array_agg(c.output)));
     END IF;

@@ -1,6 +1,8 @@
 -- apply_pipeline: write a pipeline as declared, and where a new one begins; returns its id.
 --
--- A new pipeline's first batch time is the first multiple of its interval after now, by the database's clock. With
+-- A new pipeline's first batch time is the first multiple of its interval after now, by the database's clock; with a
+-- calendar it is next_boundary, the one after `newest_boundary`. An existing pipeline goes on at the first boundary
+-- after its last batch time, by whatever interval and calendar it has now: nothing that is decided moves. With
 -- at_latest a new pipeline begins after the existing blocks: its cursors are placed in this transaction, so that no
 -- other session ever sees it without them. An existing pipeline keeps its place. The receivers of a stream that it read
 -- until now, and that nothing reads any more, are desired stopped: advance_stops lets them go on when something does.
@@ -8,7 +10,10 @@
 -- that did not see the pipeline has ended before a batch of it gets any block. The newest rows are read after that. If
 -- it loses a stream, these rows and those of that stream's receivers FOR UPDATE, in the same order.
 CREATE FUNCTION forebay.apply_pipeline(
-    pipeline_name text, declared jsonb, streams bigint[], pace interval, kept interval, at_latest boolean
+    pipeline_name text, declared jsonb, streams bigint[], pace interval, kept interval, at_latest boolean,
+    -- By the pipeline's calendar: the newest boundary that has come, and the one after its last batch time, or, of a new
+    -- pipeline, after that one. Null: it has no calendar.
+    newest_boundary timestamptz DEFAULT NULL, next_boundary timestamptz DEFAULT NULL
 )
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -22,13 +27,17 @@ DECLARE
 BEGIN
     SELECT p.stream_ids INTO lost FROM pipelines p WHERE p.name = pipeline_name AND p.removed_at IS NULL FOR UPDATE;
     lost := ARRAY(SELECT unnest(lost) EXCEPT SELECT unnest(streams));
-    INSERT INTO pipelines AS p (name, declaration, stream_ids, batch_interval, retention, last_batch_time)
+    INSERT INTO pipelines AS p (name, declaration, stream_ids, batch_interval, retention, last_batch_time,
+                                next_batch_time)
     VALUES (pipeline_name, declared, streams, pace, kept,
-            date_bin(pace, clock_timestamp(), timestamptz 'epoch'))
+            coalesce(least(newest_boundary, clock_timestamp()), date_bin(pace, clock_timestamp(), timestamptz 'epoch')),
+            next_boundary)
     ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE SET
         version = p.version + CASE WHEN p.declaration IS DISTINCT FROM excluded.declaration THEN 1 ELSE 0 END,
         declaration = excluded.declaration, stream_ids = excluded.stream_ids,
-        batch_interval = excluded.batch_interval, retention = excluded.retention, applied_at = clock_timestamp()
+        batch_interval = excluded.batch_interval, retention = excluded.retention, applied_at = clock_timestamp(),
+        -- A batch may have been decided since the caller looked: the next one's look finds the boundary then.
+        next_batch_time = CASE WHEN excluded.next_batch_time > p.last_batch_time THEN excluded.next_batch_time END
     -- xmax is 0 only if this statement inserted the row: no transaction has locked or updated it.
     RETURNING p.id, p.xmax = 0 INTO pipeline, is_new;
     IF lost = '{}' THEN

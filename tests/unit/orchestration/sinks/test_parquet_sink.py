@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import pytest
 
 from forebay import EnvVar, ParquetSink
 from orchestration.declarations.declaration_error import DeclarationError
-from orchestration.declarations.sink import SinkError
+from orchestration.declarations.sink import SinkError, TargetUnavailableError
 from orchestration.sinks import directories
 from orchestration.sinks.parquet.parquet_object_hours import hours_with_work
+from orchestration.sinks.parquet.parquet_zone import FolderZone
 from orchestration.sinks.parquet_names import ATTEMPTS, FILES, attempt_directory, batch_directory
 from tests.support.polling import eventually
 from tests.support.sinks.upkeep import keep_hour
@@ -277,6 +278,79 @@ def test_an_invalid_directory_or_object_store_is_refused_when_declared(path: str
     with pytest.raises(DeclarationError, match=says) as refused:
         ParquetSink(path)
     assert "word" not in str(refused.value).replace("password", "")
+
+
+def local_sink(path: Path, zone: str | None = "Europe/Berlin", **more: Any) -> ParquetSink:  # noqa: ANN401
+    sink = ParquetSink(path, **more)
+    sink.in_timezone(zone)
+    return sink
+
+
+# 02:00 and 02:30 in Berlin, each twice.
+DOUBLED = [datetime(2025, 10, 26, 0, tzinfo=UTC) + n * timedelta(minutes=30) for n in range(4)]
+
+
+def test_two_hours_that_the_clock_shows_alike_share_a_folder_a_lock_and_a_turn(tmp_path: Path) -> None:
+    sink = local_sink(tmp_path / "out", compact=True)
+    for number, at in enumerate([DOUBLED[0] - timedelta(minutes=1), *DOUBLED, DOUBLED[3] + timedelta(minutes=30)]):
+        stamped = pa.table({"n": [number], "_batch_time": pa.array([at], pa.timestamp("us", "UTC"))})
+        sink.publish(attempt_of(sink, at, 1, stamped), batch_time=at)
+    folder = sink.path / "date=2025-10-26" / "hour=02"
+    assert len(list(folder.iterdir())) == 4
+    assert {sink.published_hour(at) for at in DOUBLED} == {(DOUBLED[0], DOUBLED[0] + timedelta(hours=2))}
+    assert sink.upkeep_hours() == [DOUBLED[0]]
+    assert keep_hour(sink, DOUBLED[0], dict.fromkeys(DOUBLED, 1)) == 4
+    assert [entry.name for entry in folder.iterdir()] == ["batch_time=20251026T02"]
+    assert visible(sink) == [0, 1, 2, 3, 4, 5]
+    # A replay of one batch of the compacted folder replaces its rows, and no others.
+    again = pa.table({"n": [70], "_batch_time": pa.array([DOUBLED[3]], pa.timestamp("us", "UTC"))})
+    sink.publish(attempt_of(sink, DOUBLED[3], 2, again), batch_time=DOUBLED[3])
+    assert visible(sink) == [0, 1, 2, 3, 5, 70]
+    assert sink.dataset(date(2025, 10, 26)).count_rows() == 6
+
+
+def test_a_path_keeps_the_zone_of_its_first_batch(tmp_path: Path, sink: ParquetSink) -> None:
+    late = datetime(2026, 1, 1, 23, 30, tzinfo=UTC)
+    own = local_sink(tmp_path / "own")
+    own.publish(attempt_of(own, late, 1, pa.table({"n": [1]})), batch_time=late)
+    assert [folder.name for folder in own.path.glob("date=*/hour=*/batch_time=*")] == ["batch_time=20260101T233000Z"]
+    assert (own.path / "date=2026-01-02" / "hour=00").is_dir()
+    # Whatever its pipeline's zone is now, a batch that is published again lies where it lay.
+    for number, other in enumerate((local_sink(own.path, None), local_sink(own.path, "Asia/Kolkata")), start=2):
+        other.publish(attempt_of(own, late, number, pa.table({"n": [number]})), batch_time=late)
+        assert visible(own) == [number]
+        with pytest.raises(TargetUnavailableError, match=r'timezone="Europe/Berlin"'):
+            other.check_target()
+    sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
+    before = local_sink(sink.path)
+    before.publish(attempt(sink, 2, [2]), batch_time=TIME)
+    assert visible(sink) == [2]
+    with pytest.raises(TargetUnavailableError, match=r'named in the time of UTC.*timezone="UTC"'):
+        before.check_target()
+    assert local_sink(sink.path, timezone="UTC").check_target() is not None
+
+
+def test_the_zone_of_folders_is_declared_only_where_it_is_not_utc() -> None:
+    assert "timezone" not in local_sink(Path("/out"), None).declaration()
+    assert "timezone" not in local_sink(Path("/out"), timezone="UTC").declaration()
+    assert local_sink(Path("/out")).declaration()["timezone"] == "Europe/Berlin"
+    with pytest.raises(DeclarationError, match="ParquetSink: timezone: 'Berlin' is no time zone"):
+        ParquetSink("/out", timezone="Berlin")
+
+
+def attempt_of(sink: ParquetSink, batch_time: datetime, number: int, rows: pa.Table) -> str:
+    directory = sink.path / attempt_directory(batch_time, number)
+    directory.mkdir(parents=True)
+    pq.write_table(rows, directory / f"part-{number}.parquet")
+    (directory / FILES).write_text(json.dumps([f"part-{number}.parquet"]))
+    return str(directory)
+
+
+def test_hours_with_work_of_local_folders_begin_at_the_first_time_that_shows_them() -> None:
+    keys = [
+        f"date=2025-10-26/hour=02/batch_time=20251026T00{n}000Z/{name}" for n in (0, 3) for name in ("_SUCCESS", "a")
+    ]
+    assert hours_with_work(keys, FolderZone("Europe/Berlin")) == [DOUBLED[0]]
 
 
 def test_hours_with_work_in_an_object_store_are_found_by_names_alone() -> None:

@@ -1,4 +1,4 @@
-"""Check partitions by batch time: they are in UTC, so hours that local time skips or repeats are still partitions."""
+"""Check partitions by batch time, in UTC or the pipeline's zone: each batch is in one, also where clocks are set."""
 
 from __future__ import annotations
 
@@ -33,6 +33,29 @@ def test_each_batch_is_in_one_partition_across_clock_changes(start: datetime, pa
         seen[key] = seen.get(key, 0) + 1
     whole = sorted(seen)[1:-1]
     assert {seen[key] for key in whole} == {48 if partitions == "day" else 2}
+
+
+@pytest.mark.parametrize("partitions", ["hour", "day"])
+@pytest.mark.parametrize("start", CHANGES)
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata", "Antarctica/Troll"])
+def test_a_pipeline_with_a_zone_has_partitions_of_its_hours_and_days(
+    zone: str, start: datetime, partitions: str
+) -> None:
+    pipeline = Pipeline("words", interval="30m", timezone=zone, partitions=partitions)
+    definition = partitions_of(pipeline)
+    assert definition is not None
+    seen: dict[str, int] = {}
+    for half_hour in range(3 * 48):
+        time = start.astimezone(UTC) + half_hour * timedelta(minutes=30)
+        key = partition_key(pipeline, time)
+        assert key is not None
+        window = definition.time_window_for_partition_key(key)
+        assert window.start <= time < window.end
+        assert key.startswith(f"{time.astimezone(ZoneInfo(zone)):%Y-%m-%d}")
+        seen[key] = seen.get(key, 0) + 1
+    if zone == "Europe/Berlin":
+        day = {"hour": {2}, "day": {48, 46 if start.month == 3 else 50}}[partitions]
+        assert {seen[key] for key in sorted(seen)[:-1]} == day
 
 
 def test_an_asset_below_an_output_has_the_partitions_that_are_over() -> None:

@@ -10,7 +10,7 @@ import forebay
 from forebay import DeltaSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.declarations.apply import refuse_to_share
-from orchestration.declarations.sink_kinds import GROUP, place_of
+from orchestration.declarations.sink import GROUP, place_of
 from receiver_runtime.sources.plugins import PluginError
 from tests.support.installed_package import install_package
 from tracker_store.connection.errors import SharedPlaceError
