@@ -54,7 +54,8 @@ class OutputResult:
     `lost_records`, in `lost_blocks`, count the whole batch: see ``lost_blocks``. `seconds` is how long the output took
     from its start until readers see it; None if it was committed before. `committed_by` is the run that committed it
     before (empty if that is not known any more); None if this call did. `refused`: rows that this call put aside.
-    `columns`: those of the table that this call wrote to; none if it wrote nothing, or to no table.
+    `columns`: those of the table that this call wrote to; none if it wrote nothing, or to no table. `state`: what this
+    call has changed in the output's state.
     """
 
     output: str
@@ -67,6 +68,17 @@ class OutputResult:
     committed_by: str | None = None
     refused: int = 0
     columns: tuple[Column, ...] = ()
+    state: ChangedState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedState:
+    """Count what a batch made of a state; `keys`, all that have a value, is None if it is not known."""
+
+    changed: int
+    deleted: int
+    keys: int | None
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

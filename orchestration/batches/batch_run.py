@@ -355,6 +355,7 @@ def _run_outputs(
                 seconds=seconds,
                 refused=written.refused,
                 columns=_with_sources(written.columns, computed, output),
+                state=None if state is None else state.changed,
             )
         publish(engine, pipeline_id, output, commit.location, batch_time=batch_time)
         return _committed_before(commit, lost, runs)

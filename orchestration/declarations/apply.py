@@ -212,6 +212,7 @@ def refuse(connection: sa.Connection, pipelines: Sequence[Pipeline]) -> None:
     for pipeline in pipelines:
         if pipeline.name in before:
             _refuse_to_strand(connection, pipeline, before[pipeline.name], applied, renamed)
+            _refuse_another_state(pipeline, before[pipeline.name])
     refuse_to_share(pipelines, before)
 
 
@@ -247,6 +248,29 @@ def _refuse_other_columns(connection: sa.Connection, stream: Stream, row: store.
             "new name. To begin without it, declare a new stream"
         )
         raise DeclarationError(message)
+
+
+def _refuse_another_state(pipeline: Pipeline, row: store.PipelineRow) -> None:
+    """Refuse a state with other columns or buckets and the same version, and a version before the applied one."""
+    for name, applied in (row.declaration.get("outputs") or {}).items():
+        before, output = applied.get("state"), pipeline.outputs.get(name)
+        if not before or output is None or output.state is None:
+            continue
+        now, where = output.state.declaration(), f"output {name!r} of pipeline {pipeline.name!r}"
+        if now["version"] < before["version"]:
+            message = f"{where}: its state has version {before['version']}, and {now['version']} is declared: raise it"
+            raise DeclarationError(message)
+        changed = [part for part in ("key", "value", "buckets") if now[part] != before[part]]
+        if changed and now["version"] == before["version"]:
+            shown = " and ".join(changed)
+            message = (
+                f"{where}: the {shown} of its state was {', '.join(str(before[part]) for part in changed)}: declare it "
+                f"as it was, or raise version={before['version'] + 1} and give migrate="
+            )
+            raise DeclarationError(message)
+        if now["version"] > before["version"] and output.state.migrate is None:
+            message = f"{where}: version={now['version']} of its state needs migrate=, a function from the one before"
+            raise DeclarationError(message)
 
 
 def _told(kind: str, other: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from orchestration.batches.batch_inputs import read_batch_inputs
 from orchestration.batches.unavailable_store import unavailable_store
 from orchestration.declarations.batch import Batch
+from orchestration.declarations.sink import OutputAttempt
 from tracker_store.batches import batches
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.errors import BatchHeldError
@@ -118,6 +119,7 @@ class BatchTrial:
         row = batches.get_batch(connection, pipeline_id, batch_time)
         if row is None:
             raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")
+        self._pipeline_id, self._engine = pipeline_id, connection.engine
         self._inputs = read_batch_inputs(
             connection, pipeline, pipeline_id, batch_time, self._outputs, block_store=settings.block_store_roots
         )
@@ -161,6 +163,15 @@ class BatchTrial:
 
     def _compute(self, output: Output, inputs: BatchInputs) -> None:
         from orchestration.batches.batch_run import output_result  # noqa: PLC0415  loads the sinks
+        from orchestration.batches.stateful.state_run import StateTrial  # noqa: PLC0415  the same
 
-        result = output_result(output, self._batch, inputs, settings=self._settings, session=self._session)
+        state = None
+        if output.state is not None:
+            state = StateTrial(self._engine, output, self._attempt(output), self._settings, inputs.expected)
+        result = output_result(output, self._batch, inputs, settings=self._settings, session=self._session, state=state)
         result.write.format("noop").mode("overwrite").save()
+
+    def _attempt(self, output: Output) -> OutputAttempt:
+        """Return an attempt that was never claimed: it reads the state, and writes nothing."""
+        batch = self._batch
+        return OutputAttempt(batch.pipeline, self._pipeline_id, output.name, batch.time, batch.attempt, run_id="")

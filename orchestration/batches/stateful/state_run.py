@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from orchestration.batches.attempt_outputs import ChangedState
 from orchestration.batches.stateful.state_function import keys_of
 from orchestration.declarations.sink import SinkError, TargetUnavailableError, checked_result
 from orchestration.spark.statement_retry import retry_statement
@@ -72,6 +73,8 @@ class StateRun:
         }
         self._base: _Base | None = None
         self._forward = forward
+        #: What was written; None: nothing yet.
+        self.changed: ChangedState | None = None
         with connect(engine) as connection:
             self._to_read = state_versions.state_to_read(
                 connection,
@@ -230,6 +233,7 @@ class StateRun:
             **self._stores,
         )
         retry_statement(self._engine, lambda connection: self._note(connection, written), f"state of {attempt.name}")
+        self.changed = ChangedState(written.changed, written.deleted, written.keys, written.bytes)
 
     def _note(self, connection: sa.Connection, written: WrittenState) -> None:
         state_versions.note_version(
@@ -250,6 +254,14 @@ class StateRun:
         """Let go of what the output's function has cached."""
         if (release := getattr(self._output.function, "release", None)) is not None:
             release()
+
+
+class StateTrial(StateRun):
+    """Read the state for a trial of the output's function: the changes are computed in full, and discarded."""
+
+    def write(self, session: SparkSession, changes: DataFrame) -> None:  # noqa: ARG002  as a run's
+        """Compute the changes."""
+        changes.write.format("noop").mode("overwrite").save()
 
 
 def _frames(chain: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from datetime import datetime
 
-    from orchestration.batches.attempt_outputs import OutputResult
+    from orchestration.batches.attempt_outputs import ChangedState, OutputResult
     from orchestration.declarations.pipeline import Output, Pipeline
     from orchestration.declarations.sink import Column, TableAddress
 
@@ -57,9 +57,23 @@ def result_metadata(result: OutputResult, batch_time: datetime) -> Metadata:
         values["refused_rows"] = dg.MetadataValue.int(result.refused)
     if result.seconds is not None:
         values["output_duration_ms"] = dg.MetadataValue.float(result.seconds * MILLISECONDS)
+    if result.state is not None:
+        values |= state_metadata(result.state)
     if result.lost_blocks:
         values["lost_blocks"] = dg.MetadataValue.int(result.lost_blocks)
         values["lost_records"] = dg.MetadataValue.int(result.lost_records)
+    return values
+
+
+def state_metadata(state: ChangedState) -> Metadata:
+    """Return the metadata of what a batch made of an output's state."""
+    values: Metadata = {
+        "state_changed_keys": dg.MetadataValue.int(state.changed),
+        "state_deleted_keys": dg.MetadataValue.int(state.deleted),
+        "state_bytes": dg.MetadataValue.int(state.bytes),
+    }
+    if state.keys is not None:
+        values["state_keys"] = dg.MetadataValue.int(state.keys)
     return values
 
 
