@@ -71,7 +71,8 @@ class PerKey:
         prepare: Callable[[DataFrame], DataFrame] | None,
     ) -> None:
         """Take what computes a key, and the columns of the result (None: key and value)."""
-        self._one_key = one_key
+        #: What computes a key.
+        self.one_key = one_key
         self._result = result
         #: Makes the records, with the key's columns, of the batch's input; None: the input has them.
         self.prepare = prepare
@@ -97,7 +98,7 @@ class PerKey:
         result: Any = change if self._result is None else StructType.fromDDL(self._result)
         both = StructType([StructField("result", result), StructField("change", change)])
         keys = _Keys(
-            self._one_key,
+            self.one_key,
             tuple(schema.key_names),
             tuple(name for name, _ in schema.value),
             to_arrow_schema(both, timezone="UTC"),

@@ -17,6 +17,7 @@ from forebay.testing import run_batch
 from orchestration.batches.batch_run import replay_batch
 from orchestration.declarations.apply import apply
 from orchestration.declarations.sink import OutputAttempt
+from orchestration.declarations.state.per_key import KeyState
 from tests.integration.docs.streaming_program import StreamingProgram
 from tests.integration.orchestration.target_database import TIME, Target
 from tests.support.driver_log.log import make_log
@@ -71,7 +72,7 @@ def counts(rows: Sequence[Mapping[str, Any]], key: str = "word") -> dict[str, in
 
 
 def test_every_example_is_run_by_a_test_below() -> None:
-    assert sorted(FILES) == ["combined", "listener", "running", "test_words", "windows", "words", "written"]
+    assert sorted(FILES) == ["combined", "listener", "running", "test_words", "totals", "windows", "words", "written"]
     assert sorted(SQL) == ["last_hour", "running_counts", "totals"]
     assert (sorted(PROGRAMS), len(STATEMENTS)) == (["totals"], 3)
     assert PAGE.count("\n```") == 2 * (len(FILES) + len(SQL) + len(PROGRAMS) + len(STATEMENTS))
@@ -106,6 +107,13 @@ def test_windows(modules: Callable[[str], Any], session: SparkSession) -> None:
     assert found["count_by_window"] == [{"n": 3}]
     assert counts(found["count_by_value_and_window"], "value") == {"a b": 2, "a": 1}
     assert counts(found["reduce_by_key_and_window"]) == {"a": 3, "b": 2}
+
+
+def test_a_running_count_of_an_output_with_a_state(modules: Callable[[str], Any]) -> None:
+    function = modules("totals").pipeline.outputs["running_counts"].function
+    state = KeyState({"n": 3}, is_timing_out=False)
+    assert list(function.one_key({"word": "be"}, [{"word": "be"}] * 2, state)) == [{"word": "be", "n": 5}]
+    assert state.get() == {"n": 5}
 
 
 @pytest.mark.spark
