@@ -24,6 +24,7 @@ from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import StateMovedError
 from tracker_store.receivers.leadership import DeposedError
 from tracker_store.receivers.processes import deregister_process
+from tracker_store.retention import state_files
 from tracker_store.retention.history import clean_up_history
 from tracker_store.retention.state_files import forget_state_version, state_versions_to_delete
 from tracker_store.schema.state_chain import CHAIN_STEPS
@@ -34,6 +35,16 @@ if TYPE_CHECKING:
 
 T1, T2, T3 = (batch_time(number) for number in (1, 2, 3))
 WINDOW, KEEP = timedelta(hours=1), timedelta(days=14)
+
+
+STEPS = 5  # as CHAIN_STEPS, so that few batches are enough
+
+
+@pytest.fixture
+def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clean-up keep STEPS versions before each that is read."""
+    assert CHAIN_STEPS > STEPS
+    monkeypatch.setattr(state_files, "CHAIN_STEPS", STEPS)
 
 
 @pytest.fixture
@@ -71,8 +82,9 @@ def test_a_version_of_an_attempt_that_ended_goes_and_one_that_runs_stays(stated:
     assert left(stated) == set()
 
 
+@pytest.mark.usefixtures("short_chains")
 def test_what_the_head_reads_stays_whatever_becomes_of_its_batches(stated: StatedLog) -> None:
-    for number in range(1, CHAIN_STEPS + 4):
+    for number in range(1, STEPS + 4):
         stated.run(number)
     assert marked(stated) == set(), "an older backup of the driver log has an older head"
     stated.age(2 * WINDOW)
@@ -81,7 +93,7 @@ def test_what_the_head_reads_stays_whatever_becomes_of_its_batches(stated: State
     assert marked(stated) == {VersionKey(T3, 1)}
     assert marked(stated) == set()
     assert len(before - left(stated)) == 3
-    stated.log.tracker.allocate_blocks_to_batch(batch_time(CHAIN_STEPS + 100))
+    stated.log.tracker.allocate_blocks_to_batch(batch_time(STEPS + 100))
     while clean_up_history(stated.connection, pipeline_id=1, keep=timedelta(0), max_rows=1000).rows:
         pass
     stated.age(2 * KEEP)
@@ -90,15 +102,16 @@ def test_what_the_head_reads_stays_whatever_becomes_of_its_batches(stated: State
     assert state_versions.chain(stated.connection, **stated.where, version=stated.head())
 
 
+@pytest.mark.usefixtures("short_chains")
 def test_versions_that_a_replay_forward_may_read_stay(stated: StatedLog) -> None:
-    for number in range(1, CHAIN_STEPS + 10):
+    for number in range(1, STEPS + 10):
         stated.run(number)
     stated.age(2 * WINDOW)
     stated.connection.execute(
         sa.text("UPDATE forebay.pipelines SET retention = last_batch_time - CAST(:t AS timestamptz)"),
-        {"t": batch_time(CHAIN_STEPS + 3)},
+        {"t": batch_time(STEPS + 3)},
     )
-    # The oldest batch that can be replayed is the one after that time; its version read the ordinal CHAIN_STEPS + 3.
+    # The oldest batch that can be replayed is the one after that time; its version read the ordinal STEPS + 3.
     assert marked(stated) == {VersionKey(batch_time(number), 1) for number in (1, 2, 3)}
 
 

@@ -20,6 +20,7 @@ from tests.support.driver_log.stated_log import (
 )
 from tracker_store.batches import batches, outputs, state_versions
 from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.state_replays import begin_state_replay
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.connection.engine import connect
 from tracker_store.connection.errors import (
@@ -249,47 +250,70 @@ def test_only_what_no_later_batch_has_read_can_be_replayed(stated: StatedLog) ->
     assert batches.running_batches(stated.connection, stated.pipeline_id) == []
 
 
-def test_two_commits_of_two_batches_that_read_the_same_version(stated: StatedLog, engine: sa.Engine) -> None:
+@pytest.mark.parametrize("has_head", [False, True])
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_two_commits_of_two_batches_that_read_the_same_version(
+    stated: StatedLog, engine: sa.Engine, *, has_head: bool, newer_first: bool
+) -> None:
     """Whichever comes second waits for the head, and is refused."""
-    stated.quarantine(1)
+    head = stated.run(1) if has_head else None
+    older, newer = stated.quarantine(2), stated.allocate(3)
+    stated.claim(newer)
+    stated.begin(newer, 1, head)
+    stated.note(newer, 1)
+    attempt = stated.claim_replay(older)
+    stated.begin(older, attempt, head)
+    stated.note(older, attempt)
+    first, second = VersionKey(older, attempt), VersionKey(newer, 1)
+    if newer_first:
+        first, second = second, first
+    refused: list[BaseException] = []
+    with connect(engine) as one, connect(engine) as two:
+
+        def commit() -> None:
+            try:
+                stated.on(two).commit(second.batch_time, second.attempt)
+            except StateMovedError as error:
+                refused.append(error)
+
+        one.exec_driver_sql("BEGIN")
+        stated.on(one).commit(first.batch_time, first.attempt)
+        thread = threading.Thread(target=commit)
+        thread.start()
+        wait_until_blocked(stated.connection)
+        one.exec_driver_sql("COMMIT")
+        thread.join(30)
+    assert len(refused) == 1
+    assert stated.head() == first
+    assert outputs.commits_of_batch(stated.connection, stated.pipeline_id, second.batch_time) == []
+
+
+def test_a_commit_that_waits_for_the_begin_of_a_replay_forward_is_refused(stated: StatedLog, engine: sa.Engine) -> None:
+    one = stated.run(1)
     stated.allocate(2)
     stated.claim(T2)
-    stated.begin(T2, 1, None)
+    stated.begin(T2, 1, one)
     stated.note(T2, 1)
-    attempt = stated.claim_replay(T1)
-    stated.begin(T1, attempt, None)
-    stated.note(T1, attempt)
+    refused: list[BaseException] = []
 
-    def commit(connection: sa.Connection, batch: tuple[datetime, int], refused: list[BaseException]) -> None:
-        try:
-            stated.on(connection).commit(*batch)
-        except StateMovedError as error:
-            refused.append(error)
+    with connect(engine) as other:
 
-    for first, second in (((T1, attempt), (T2, 1)), ((T2, 1), (T1, attempt))):
-        refused: list[BaseException] = []
-        with connect(engine) as one, connect(engine) as two:
-            one.exec_driver_sql("BEGIN")
-            stated.on(one).commit(*first)
+        def commit() -> None:
+            try:
+                stated.on(other).commit(T2, 1)
+            except StateMovedError as error:
+                refused.append(error)
 
-            thread = threading.Thread(target=commit, args=(two, second, refused))
-            thread.start()
-            wait_until_blocked(stated.connection)
-            one.exec_driver_sql("COMMIT")
-            thread.join(30)
-        assert len(refused) == 1
-        assert stated.head() == VersionKey(*first)
-        assert [commit.batch_time for commit in _commits(stated)] == [first[0]]
-        # Begin again as if none had been.
-        for table in ("state_heads", "output_commits"):
-            stated.connection.execute(sa.text(f"DELETE FROM forebay.{table}"))
-        stated.connection.execute(sa.text("UPDATE forebay.state_versions SET committed_at = NULL"))
-
-
-def _commits(stated: StatedLog) -> list[outputs.OutputCommit]:
-    return [
-        commit for time in (T1, T2) for commit in outputs.commits_of_batch(stated.connection, stated.pipeline_id, time)
-    ]
+        stated.connection.exec_driver_sql("BEGIN")
+        begin_state_replay(stated.connection, **stated.where, from_time=T1)
+        thread = threading.Thread(target=commit)
+        thread.start()
+        with connect(engine) as third:
+            wait_until_blocked(third)
+        stated.connection.exec_driver_sql("COMMIT")
+        thread.join(30)
+    assert "replay 1 of the output is RUNNING" in str(refused[0])
+    assert stated.head() == one
 
 
 def test_a_chain_begins_for_each_bucket_with_its_newest_full_frame(stated: StatedLog) -> None:
