@@ -97,6 +97,12 @@ def test_as_many_types_in_one_another_as_arrow_stores(outer: Callable[[pa.DataTy
         columns_of(pa.schema([("c", outer(kind))]))
 
 
+def test_a_text_of_hundreds_of_types_in_one_another_is_refused_before_it_is_read_whole() -> None:
+    """Attack: each level goes through the text of all below it, so that 400 levels took a decoder 12 s."""
+    with pytest.raises(ColumnsError, match="more than 60 types in one another"):
+        arrow_type("list<item: " * 400 + "int64" + ">" * 400)
+
+
 def test_the_fingerprint_covers_names_and_types_in_order_and_is_stored_in_the_schema() -> None:
     one = pa.schema([("a", pa.int64()), ("b", pa.string())])
     same = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())], metadata={"made": "today"})
