@@ -57,7 +57,7 @@ def texts(draw: st.DrawFn) -> list[bytes]:
 
 
 @settings(max_examples=examples(800))
-@given(st.lists(texts(), min_size=1, max_size=2), st.booleans(), st.sampled_from([1, 100, 2**19]))
+@given(st.lists(texts(), min_size=1, max_size=2), st.booleans(), st.sampled_from([1, 100, 2**20]))
 @pytest.mark.search
 def test_records_have_the_values_that_arrows_parser_gives_each_alone(
     drawn: list[list[bytes]], closed: bool, piece_bytes: int
