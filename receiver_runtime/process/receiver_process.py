@@ -29,6 +29,7 @@ from receiver_runtime.block_path.registration.registrar import Registrar
 from receiver_runtime.process.dead_threads import restart_at_dead_threads
 from receiver_runtime.process.deferred_pandas import defer_pandas
 from receiver_runtime.process.hanging_receivers import HangingReceivers
+from receiver_runtime.process.kept_memory import keep_freed_memory
 from receiver_runtime.process.parent_watch import AgentLine, ParentWatcher
 from receiver_runtime.process.process_control import Accepted, ControlledRun, Declined, Ended, Message, Stop
 from receiver_runtime.process.progress_watchdog import ProgressWatchdog
@@ -95,6 +96,7 @@ def run(
     if not receivers:
         raise ValueError("no receiver to run: give at least one")
     defer_pandas()
+    keep_freed_memory()
     # Its receivers may have thousands of connections, and each has a segment file.
     raise_descriptor_limit()
     name = f"forebay receiver {receivers[0][0]}" + (f" and {len(receivers) - 1} more" if len(receivers) > 1 else "")

@@ -28,7 +28,7 @@ What is decided where:
   each block with such keys is stored, because no refusal would name it.
 
 Submits that come close together share a block. Memory is bounded by the number and the bytes of unanswered submits;
-``submit`` waits. One thread works while there is anything to do, and ends with the work. It calls the futures'
+``submit`` waits. One thread works while there is anything to do, and ends a second later. It calls the futures'
 callbacks, in the order of the submits; they must return soon, and must not submit.
 """
 
@@ -74,6 +74,8 @@ _BLOCKS_UNDER_WAY = 4
 # senders that wait for their answers, the rest of the time would only be waited.
 _GATHERING_SECONDS = 0.02
 _MANY_MESSAGES = 50
+# Seconds for which the thread waits for work before it ends: a new one has none of the memory that this one has used.
+_IDLE_SECONDS = 1.0
 # For this many blocks after a known key, ask for keys before storing.
 _CAREFUL_BLOCKS = 16
 
@@ -270,6 +272,8 @@ class KeyedHandOver:
 
     def _wait(self) -> bool:
         with self._changed:
+            if not self._blocks:
+                self._changed.wait_for(lambda: self._queue or self._closed, _IDLE_SECONDS)
             if not self._blocks and not self._queue:
                 self._thread = None
                 self._changed.notify_all()

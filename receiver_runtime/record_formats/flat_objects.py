@@ -46,7 +46,7 @@ _MOST_WORDS = 4  # of one look at a place
 # Each value, and each word between two, has a cost that does not depend on how many records there are.
 _MOST_VALUES, _MOST_BETWEEN = 256, 4096
 # Bytes of records whose values are looked for at once: what is made of them stays in a processor's cache.
-_PIECE_BYTES = 2**19
+_PIECE_BYTES = 2**20
 
 
 class _Run:

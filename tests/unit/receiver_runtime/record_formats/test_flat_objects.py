@@ -57,7 +57,7 @@ def texts(draw: st.DrawFn) -> list[bytes]:
 
 
 @settings(max_examples=examples(800))
-@given(st.lists(texts(), min_size=1, max_size=2), st.booleans(), st.sampled_from([1, 100, 2**19]))
+@given(st.lists(texts(), min_size=1, max_size=2), st.booleans(), st.sampled_from([1, 100, 2**20]))
 @pytest.mark.search
 def test_records_have_the_values_that_arrows_parser_gives_each_alone(
     drawn: list[list[bytes]], closed: bool, piece_bytes: int
@@ -92,7 +92,7 @@ def test_records_of_the_usual_form_are_all_taken(blank: str) -> None:
 
 
 def test_only_records_of_another_form_are_left_out() -> None:
-    usual = [b'{"item": "a", "pieces": %d}' % number for number in range(6)]
+    usual = [b'{"item": "a", "pieces": %d}' % number for number in range(8)]
     odd = [
         b'{"item": "a\\"b", "pieces": 1}',
         b'{"pieces": 1, "item": "a"}',
@@ -100,9 +100,11 @@ def test_only_records_of_another_form_are_left_out() -> None:
         b'{"item": "a", "pieces": 1.0}',
         b'{"item": "a", "pieces":  1}',
         b'{"item": "a\t", "pieces": 1}',
+        b'{"item": "a", "pieces"; 1}',
+        b'{"item"; "a", "pieces": 1}',
     ]
     beside = [record for both in zip(usual, odd, strict=True) for record in both]
-    assert read(*beside) == [True, False] * 6
+    assert read(*beside) == [True, False] * 8
 
 
 def test_a_null_is_one_beside_values_without_quotes() -> None:
