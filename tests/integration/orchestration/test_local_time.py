@@ -277,3 +277,21 @@ def test_a_batch_that_is_decided_while_a_zone_is_applied_leaves_the_next_boundar
     apply(connection, [declared("1 day", "Europe/Berlin")])
     stored = connection.execute(sa.text("SELECT next_batch_time FROM forebay.pipelines")).scalar_one()
     assert stored == batch_times(connection, log.pipeline_id).next_due == midnight(AUTUMN, 3)
+
+
+def test_a_clock_that_was_set_back_makes_the_next_local_batch_and_no_other_one(connection: sa.Connection) -> None:
+    log = begun(connection, declared("1h", "Asia/Kolkata"), midnight(AUTUMN))
+    now = batch_times(connection, log.pipeline_id).now
+    last = batch_calendar.BatchCalendar(batch_calendar.span_of("1h"), "Asia/Kolkata").next_after(now + 3 * HOUR)
+    decide_up_to(connection, last)
+    apply(connection, [declared("1h", "Asia/Kolkata")])
+    times = batch_times(connection, log.pipeline_id)
+    assert (times.set_back, times.next_due, times.newest) == (True, last + HOUR, last + HOUR)
+    for refused in (last + HOUR / 2, last + 2 * HOUR):
+        with pytest.raises(DriverLogError, match="has not come"):
+            log.tracker.allocate_blocks_to_batch(refused)
+    log.tracker.allocate_blocks_to_batch(last + HOUR, next_boundary=last + 2 * HOUR)
+    times = batch_times(connection, log.pipeline_id)
+    assert times.next_due == last + 2 * HOUR > times.newest
+    with pytest.raises(DriverLogError, match="has not come"):
+        log.tracker.allocate_blocks_to_batch(last + 2 * HOUR)

@@ -78,9 +78,9 @@ BEGIN
     now_is := clock_timestamp();
     IF at_time > now_is AND NOT (
         locked.last_batch_time > now_is + locked.batch_interval
-        AND (at_time = locked.next_batch_time
-             OR at_time = date_bin(locked.batch_interval, locked.last_batch_time, timestamptz 'epoch')
-                          + locked.batch_interval)
+        AND at_time = coalesce(locked.next_batch_time,
+                               date_bin(locked.batch_interval, locked.last_batch_time, timestamptz 'epoch')
+                               + locked.batch_interval)
         AND NOT EXISTS (SELECT 1 FROM batches b
                         WHERE b.pipeline_id = pipeline AND b.batch_time = locked.last_batch_time
                           AND b.allocated_at <= now_is AND b.allocated_at > now_is - 2 * locked.batch_interval)) THEN
