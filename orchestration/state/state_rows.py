@@ -286,5 +286,6 @@ def _are_expired(table: pa.Table, batch_time: datetime) -> np.ndarray[Any, np.dt
 
 
 def _numbers(column: pa.ChunkedArray) -> Rows:
-    found: Rows = column.to_numpy()
+    # One piece is not copied: of a mapped file only what is searched is read.
+    found: Rows = column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
     return found
