@@ -44,7 +44,8 @@ def _partitions(pipeline: Pipeline, *, end_offset: int) -> dg.TimeWindowPartitio
         return None
     # Dagster takes the start for a local time.
     start = PARTITIONS_START.replace(tzinfo=None)
-    return kind(start, end_offset=end_offset, timezone=pipeline.timezone or "UTC")
+    made: dg.TimeWindowPartitionsDefinition = kind(start, end_offset=end_offset, timezone=pipeline.timezone or "UTC")
+    return made
 
 
 def partition_key(pipeline: Pipeline, batch_time: datetime) -> str | None:

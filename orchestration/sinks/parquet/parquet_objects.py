@@ -156,8 +156,8 @@ class ParquetObjects:
                     objects.copy(original, copy)
             reached(Step.STAGED)
             check()
-            named = {"attempt": number, "files": sorted(copy.removeprefix(f"{target}/") for copy in copies)}
-            objects.put(f"{target}/{SUCCESS}", [json.dumps(named).encode()])
+            listing = {"attempt": number, "files": sorted(copy.removeprefix(f"{target}/") for copy in copies)}
+            objects.put(f"{target}/{SUCCESS}", [json.dumps(listing).encode()])
             reached(Step.COMMITTED)
             check()
             for key in there.keys() - copies.keys() - {f"{target}/{SUCCESS}"}:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from forebay import DeclarationError, ParquetSink, Pipeline, Stream
+from forebay import DeclarationError, ParquetSink, Pipeline, Stream, Window
 from forebay.cli.commands.apply import shown_value
 from forebay.sources import SocketText
 from tracker_store.schema.declarations import PipelineDeclaration
@@ -109,7 +109,7 @@ def test_what_only_a_calendar_counts_needs_one(length: str, slide: str | None) -
 
 def test_different_slides_in_one_output_are_refused() -> None:
     pipeline = Pipeline("words", interval="1h", timezone=BERLIN)
-    inputs = [lines(), lines("others").window("1 day", slide="1 day")]
+    inputs: list[Stream | Window] = [lines(), lines("others").window("1 day", slide="1 day")]
     with pytest.raises(DeclarationError, match="every 1 day and every 1h"):
         pipeline.output(inputs=inputs, sink=ParquetSink("/out"), name="out")(lambda one, two: one)
 

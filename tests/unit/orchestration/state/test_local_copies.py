@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from orchestration.state.local_copies import LocalCopies
-from orchestration.state.state_frame import StateFrame
+from orchestration.state.state_frame import StateError, StateFrame
 from orchestration.state.state_rows import frame_schema, next_frame
-from orchestration.state.state_schema import StateError, StateSchema
+from orchestration.state.state_schema import StateSchema
 from orchestration.state.state_segments import StatePlace, StateSegment, read_frames
 from receiver_runtime.block_store.frames.errors import BlockMissingError
 from tests.support.receivers.block_keys import key_file
