@@ -66,8 +66,9 @@ def read_state(
     rows = marks(session, looked_at, schema.key)
     if keys is not None:
         columns = matched_columns(keys, schema.key, "the keys", exactly=False)
-        occurring = hashed_rows(keys, columns, key=len(schema.key), buckets=buckets).distinct()
-        rows = occurring if not looked_at else occurring.unionAll(rows)
+        # Before there is a state, what occurs is not computed.
+        if frames:
+            rows = hashed_rows(keys, columns, key=len(schema.key), buckets=buckets).distinct().unionAll(rows)
     place = StatePlace(roots, block_keys, expected, copies=copies)
     reader = _BucketReader(place, schema, frames, batch_time, takes_all=keys is None)
     types = [kind for _, kind in schema.columns] + ["BOOLEAN"]
