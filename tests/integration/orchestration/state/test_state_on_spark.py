@@ -117,15 +117,17 @@ def test_versions_of_a_state_with_replicas_and_encryption(session: SparkSession,
     )
     wanted = {"user 2": (2, False), "user 9": (9, False), None: (7, False)}
     asked = asked.unionAll(asked)
-    # Once, and kept here: each use of a state reads it again.
-    read = {row["user"]: row for row in state.read(asked, START).collect()}
+    # Collected once: each use of a state reads it again.
+    rows = state.read(asked, START).collect()
+    assert len(rows) == len(wanted)
+    read = {row["user"]: row for row in rows}
     assert {user: (row["n"], row["is_expired"]) for user, row in read.items()} == wanted
     row = read["user 2"]
     assert row["tags"] == [("a secret",)]
     assert row["of a.day"] == day
     assert row["expires_at"].timestamp() == (START + HOUR).timestamp()
 
-    # Not one replica is needed to read, if it is not the only one.
+    # A damaged replica does no harm while another one is whole.
     for path in (tmp_path / "one").rglob("*.segment"):
         path.write_bytes(b"damaged")
     later = START + HOUR
