@@ -48,7 +48,9 @@ def marks(session: SparkSession, chosen: Collection[int], columns: Columns) -> D
 
 def by_task(session: SparkSession, rows: DataFrame, buckets: int) -> DataFrame:
     """Return the rows so that one task has all of a bucket. There are as many tasks as Spark shuffles into."""
-    tasks = min(buckets, int(session.conf.get("spark.sql.shuffle.partitions") or 1))
+    shuffled = session.conf.get("spark.sql.shuffle.partitions") or ""
+    # Some platforms say "auto".
+    tasks = min(buckets, int(shuffled)) if shuffled.isdecimal() else buckets
     return rows.repartitionById(tasks, F.col(_BUCKET))
 
 

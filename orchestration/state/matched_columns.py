@@ -38,20 +38,22 @@ def matched_columns(frame: DataFrame, columns: Columns, what: str, *, exactly: b
 
     Raises StateError that names each column that is missing, is not declared, or could lose a part of its values.
     """
-    given = {field.name.casefold(): (field.name, field.dataType) for field in frame.schema}
-    wrong = [] if len(given) == len(frame.columns) else [f"{what} have two columns of one name"]
+    given: dict[str, list[tuple[str, DataType]]] = {}
+    for field in frame.schema:
+        given.setdefault(field.name.casefold(), []).append((field.name, field.dataType))
+    wrong = []
     if exactly:
         declared = [name.casefold() for name, _ in columns]
-        for key, (name, _) in given.items():
-            if key not in declared:
-                hint = did_you_mean(name, [each for each, _ in columns])
-                wrong.append(f"{what} have a column {name!r}, which the state has not{f': {hint}' if hint else ''}")
+        for [(name, _), *_] in (each for key, each in given.items() if key not in declared):
+            hint = did_you_mean(name, [each for each, _ in columns])
+            wrong.append(f"{what} have a column {name!r}, which the state has not{f': {hint}' if hint else ''}")
     found = []
     for name, kind in columns:
-        if name.casefold() not in given:
-            wrong.append(f"{what} have no column {name!r} ({kind})")
+        named = given.get(name.casefold(), [])
+        if len(named) != 1:
+            wrong.append(f"{what} have {len(named) or 'no'} column{'s' * bool(named)} {name!r} ({kind})")
             continue
-        theirs, its_type = given[name.casefold()]
+        [(theirs, its_type)] = named
         if not _keeps(_declared(kind), _arrow(its_type)):
             shown = its_type.simpleString().upper()
             wrong.append(

@@ -37,7 +37,6 @@ def read_state(
     roots: str,
     block_keys: str,
     expected: Mapping[str, Sequence[str]],
-    copies: str | None = None,
 ) -> DataFrame:
     """Return the state of the keys that occur and of those that have expired: the state's columns and ``is_expired``.
 
@@ -51,7 +50,6 @@ def read_state(
         roots: of the block store, as its setting has them.
         block_keys: references to the keys of encrypted frames, separated by commas.
         expected: the identities of the block store's roots, by name: see ``open_block_store``.
-        copies: a directory of this process for copies of frames, if tasks run on this host: see ``local_copies``.
 
     Raises StateError if `keys` lacks a column, or has one of a type that could lose a part of its values.
     """
@@ -66,9 +64,10 @@ def read_state(
     rows = marks(session, looked_at, schema.key)
     if keys is not None:
         columns = matched_columns(keys, schema.key, "the keys", exactly=False)
-        occurring = hashed_rows(keys, columns, key=len(schema.key), buckets=buckets).distinct()
-        rows = occurring if not looked_at else occurring.unionAll(rows)
-    place = StatePlace(roots, block_keys, expected, copies=copies)
+        # Before there is a state, what occurs is not computed.
+        if frames:
+            rows = hashed_rows(keys, columns, key=len(schema.key), buckets=buckets).distinct().unionAll(rows)
+    place = StatePlace(roots, block_keys, expected)
     reader = _BucketReader(place, schema, frames, batch_time, takes_all=keys is None)
     types = [kind for _, kind in schema.columns] + ["BOOLEAN"]
     found = by_task(session, rows, buckets).mapInArrow(
@@ -101,14 +100,14 @@ class _BucketReader:
 
         from orchestration.state.bucketed_rows import buckets_of  # noqa: PLC0415
         from orchestration.state.state_rows import all_rows, frame_schema, rows_of_keys  # noqa: PLC0415
-        from orchestration.state.state_segments import read_frames  # noqa: PLC0415
+        from orchestration.state.state_segments import read_frame  # noqa: PLC0415
 
         whole = frame_schema(self.schema)
         of_keys = pa.schema([whole.field(number) for number in range(1 + len(self.schema.key))])
         store = self.place.open()
         for bucket in buckets_of(batches, of_keys):
             frames = self.frames.get(bucket.bucket, ())
-            tables = read_frames(store, self.place, bucket.bucket, frames, whole)
+            tables = [read_frame(store, frame, whole) for frame in frames]
             if self.takes_all:
                 found = all_rows(self.schema, tables, self.batch_time)
             else:

@@ -8,13 +8,11 @@ load this module, so it loads neither Spark nor the driver log.
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from orchestration.state.local_copies import LocalCopies
 from orchestration.state.state_frame import StateError
 from receiver_runtime.block_store.frames.encryption import BlockKey, BlockKeys, FrameEncryptor
 from receiver_runtime.block_store.frames.errors import InvalidFrameError
@@ -43,7 +41,6 @@ class StatePlace:
         encrypts: whether frames are encrypted, if there is a key.
         expected: the identities of the block store's roots, by name: see ``open_block_store``.
         min_replicas: how many replicas must have a frame.
-        copies: the directory of the frames' copies on the driver's host, see ``local_copies``; None: there are none.
     """
 
     roots: str
@@ -51,11 +48,6 @@ class StatePlace:
     expected: Mapping[str, Sequence[str]]
     encrypts: bool = True
     min_replicas: int = 1
-    copies: str | None = None
-
-    def copies_of(self, bucket: int) -> LocalCopies | None:
-        """Return the copies of a bucket's frames; None: there are none, as of what may be encrypted."""
-        return None if self.copies is None or self.references() else LocalCopies(self.copies, bucket)
 
     def references(self) -> list[Secret]:
         """Return the references to the keys."""
@@ -70,24 +62,6 @@ class StatePlace:
         """Return a new encryptor for one segment; None: frames are not encrypted."""
         references = self.references() if self.encrypts else []
         return FrameEncryptor(BlockKey.read(references[0])) if references else None
-
-
-def read_frames(
-    store: BlockStore, place: StatePlace, bucket: int, frames: Sequence[StateFrame], schema: pa.Schema
-) -> list[pa.Table]:
-    """Return the rows of each of a bucket's frames, from their copies where there are any. Raises as ``read_frame``."""
-    copies = place.copies_of(bucket)
-    if copies is None:
-        return [read_frame(store, frame, schema) for frame in frames]
-    tables = []
-    for frame in frames:
-        table = copies.get(frame, schema)
-        if table is None:
-            table = read_frame(store, frame, schema)
-            copies.put(frame.path, frame.offset, table)
-        tables.append(table)
-    copies.keep_only(frames, time.time())
-    return tables
 
 
 def read_frame(store: BlockStore, frame: StateFrame, schema: pa.Schema) -> pa.Table:

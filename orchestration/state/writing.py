@@ -74,7 +74,6 @@ def write_state(
     expected: Mapping[str, Sequence[str]],
     encrypts: bool = True,
     min_replicas: int = 1,
-    copies: str | None = None,
 ) -> WrittenState:
     """Write what `changes` make of the state that `chain` holds; return when all of it is durable.
 
@@ -95,7 +94,6 @@ def write_state(
         expected: the identities of the block store's roots, by name: see ``open_block_store``.
         encrypts: whether frames are encrypted by the first key; without keys they never are.
         min_replicas: how many replicas must have each frame.
-        copies: a directory of this process for copies of frames, if tasks run on this host: see ``local_copies``.
 
     Raises StateError for columns, keys or values that the state can't have, and what Spark raises for a task that
     failed.
@@ -110,7 +108,7 @@ def write_state(
     rows = hashed_rows(changes, columns, key=len(schema.key), buckets=buckets)
     if looked_at := full & frames.keys():
         rows = rows.unionAll(marks(session, looked_at, schema.columns))
-    place = StatePlace(roots, block_keys, expected, encrypts, min_replicas, copies)
+    place = StatePlace(roots, block_keys, expected, encrypts, min_replicas)
     writer = _BucketWriter(
         place, schema, {bucket: frames.get(bucket, ()) for bucket in full}, batch_time, ttl, folder, ordinal
     )
@@ -204,11 +202,11 @@ class _BucketWriter:
     def _answer(self, store: BlockStore, segment: StateSegment, bucket: BucketRows, whole: pa.Schema) -> dict[str, Any]:
         """Take what is written of one bucket into the segment; return the row of the answer."""
         from orchestration.state.state_rows import next_frame  # noqa: PLC0415
-        from orchestration.state.state_segments import read_frames  # noqa: PLC0415
+        from orchestration.state.state_segments import read_frame  # noqa: PLC0415
 
         is_full = bucket.bucket in self.full
         number = bucket.bucket
-        tables = read_frames(store, self.place, number, self.full[number], whole) if is_full else []
+        tables = [read_frame(store, frame, whole) for frame in self.full.get(number, ())]
         made = next_frame(self.schema, tables, bucket.rows, batch_time=self.batch_time, ttl=self.ttl, is_full=is_full)
         answer = {
             "bucket": bucket.bucket,
@@ -221,7 +219,5 @@ class _BucketWriter:
         if made.rows is None:
             return answer
         offset, length, crc32c = segment.append(number, made.rows)
-        if (copies := self.place.copies_of(number)) is not None:
-            copies.put(segment.path, offset, made.rows)
         rows = made.rows.num_rows
         return {**answer, "path": segment.path, "place": offset, "length": length, "crc32c": crc32c, "row_count": rows}

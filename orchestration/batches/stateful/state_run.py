@@ -71,6 +71,8 @@ class StateRun:
             "block_keys": ",".join(map(str, settings.block_key_references)),
             "expected": expected,
         }
+        # A key that is only for reading encrypts nothing.
+        self._encrypts = settings.block_key is not None
         self._base: _Base | None = None
         self._forward = forward
         #: What was written; None: nothing yet.
@@ -230,6 +232,7 @@ class StateRun:
             folder=folder,
             batch_time=attempt.batch_time,
             ttl=state.ttl,
+            encrypts=self._encrypts,
             **self._stores,
         )
         retry_statement(self._engine, lambda connection: self._note(connection, written), f"state of {attempt.name}")
