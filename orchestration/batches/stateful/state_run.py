@@ -74,6 +74,7 @@ class StateRun:
         # A key that is only for reading encrypts nothing.
         self._encrypts = settings.block_key is not None
         self._base: _Base | None = None
+        self._found: DataFrame | None = None
         self._forward = forward
         #: What was written; None: nothing yet.
         self.changed: ChangedState | None = None
@@ -139,16 +140,20 @@ class StateRun:
         self._base = base = self._find_base(session)
         keys = keys_of(self._output, inputs)
         if base.whole is not None:
-            return of_keys(base.whole, self._state.schema, keys, self._attempt.batch_time)
-        return read_state(
-            session,
-            self._state.schema,
-            base.chain,
-            keys,
-            batch_time=self._attempt.batch_time,
-            buckets=self._to_read.buckets or self._state.buckets,
-            **self._stores,
-        )
+            found = of_keys(base.whole, self._state.schema, keys, self._attempt.batch_time)
+        else:
+            found = read_state(
+                session,
+                self._state.schema,
+                base.chain,
+                keys,
+                batch_time=self._attempt.batch_time,
+                buckets=self._to_read.buckets or self._state.buckets,
+                **self._stores,
+            )
+        # The result and the changed state are both computed of it.
+        self._found = found.persist()
+        return self._found
 
     def _find_base(self, session: SparkSession) -> _Base:
         """Return what the version is made of. Raises SinkError."""
@@ -254,7 +259,9 @@ class StateRun:
         )
 
     def close(self) -> None:
-        """Let go of what the output's function has cached."""
+        """Let go of what was cached for the output's function, and by it."""
+        if self._found is not None:
+            self._found.unpersist()
         if (release := getattr(self._output.function, "release", None)) is not None:
             release()
 
