@@ -1,7 +1,8 @@
 """Judges why an attempt at a batch failed, by its error: FAILED (data or code), BLOCKED or LOST.
 
 An attempt is BLOCKED when the block store or a sink's target could not be reached, or the key of an encrypted block is
-missing here.
+missing here; or when another version of an output's state came into force than the one that it had read (an earlier
+batch was replayed meanwhile, or a replay forward began): the next attempt reads that one.
 An attempt is LOST when what it ran on failed: the driver log was unavailable, Spark's job was cancelled, or the JVM,
 an executor or a Python worker ended. The next attempt may well succeed, so a lost one uses none of `max_attempts`.
 A batch that itself kills its process each time (by the memory that it takes) is bounded by `max_lost_attempts`.
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.batches.unavailable_store import causes, unavailable_store
-from tracker_store.connection.errors import TRANSIENT, AttemptSupersededError
+from tracker_store.connection.errors import TRANSIENT, AttemptSupersededError, StateMovedError
 from tracker_store.long_texts import stored
 from tracker_store.schema.states import AttemptFailure
 
@@ -80,11 +81,13 @@ def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> F
     message = _headed(error)
     if any(isinstance(cause, TRANSIENT) for cause in causes(error)):
         return _lost("the driver log was unavailable", message, ends_attempt=True)
+    if any(isinstance(cause, StateMovedError) for cause in causes(error)):
+        return Failure(AttemptFailure.BLOCKED, stored(message, LONGEST))
     of_spark = [cause for cause in causes(error) if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j")]
-    if any(_spark_ended(cause) for cause in of_spark):
-        return _lost(_ENDED, message, ends_attempt=True)
-    if of_spark and (how := spark_ended()) is not None:
-        return _lost(how, message, ends_attempt=True)
+    if of_spark:
+        how = _ENDED if any(_spark_ended(cause) for cause in of_spark) else spark_ended()
+        if how is not None:
+            return _lost(how, message, ends_attempt=True)
     if any(_PROCESS_DIED.search(str(cause)) for cause in of_spark):
         return _lost(_ENDED, message, ends_attempt=False)
     # A newer attempt holds the batch: nothing of this one can be committed any more.

@@ -89,6 +89,12 @@ ANSWERS: dict[str, list[dict[str, object]]] = {
     "Which results does it have, and where?": [
         {"output": "counts", "state": "COMMITTED", "rows": 4, "location": "data/counts/attempt=1"}
     ],
+    "Which version of its output's state did it make?": [
+        {"output": "counts", "state_attempt": 1, "state_ordinal": 1, "state_changed": 4, "state_replay": None}
+    ],
+    "What is in force of each state, and how much is stored?": [
+        {"pipeline": "words", "output": "counts", "batch_time": COMPLETED, "keys": 4, "versions": 1, "replay": None}
+    ],
     "What happened around that time?": [
         {"event": "epoch claimed", "whose": "lines/1"},
         {"event": "block added", "first_sequence": 2},

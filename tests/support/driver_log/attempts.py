@@ -76,8 +76,9 @@ def commit_batch(
     location: str = "somewhere",
     rows: int = 1,
     code_version: str | None = None,
+    state: bool = False,
 ) -> None:
-    """Commit the result of an output, as its run does."""
+    """Commit the result of an output, as its run does; with the version of its `state` that the attempt noted."""
     outputs.commit_output(
         connection,
         pipeline_id=pipeline_id,
@@ -87,4 +88,5 @@ def commit_batch(
         location=location,
         rows=rows,
         code_version=code_version,
+        state=state,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -21,6 +21,7 @@ from tracker_store.batches.batch_outputs import fail_output
 from tracker_store.batches.input_metadata import record_input_metadata
 from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.readers import attach_reader
+from tracker_store.batches.state_versions import begin_version, note_version
 from tracker_store.blocks.blocks import BlockHandle, OffsetLink, open_partition
 from tracker_store.blocks.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.receivers.leadership import read_leadership, take_leadership
@@ -132,7 +133,16 @@ def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
     log.tracker.allocate_blocks_to_batch(COMPLETED)
     claim_batch(connection, log.pipeline_id, COMPLETED, run_id="run-1", process_id=process_id)
     record_input_metadata(connection, log.pipeline_id, COMPLETED)
-    commit_batch(connection, log.pipeline_id, COMPLETED, "counts", location="data/counts/attempt=1", rows=4)
+    version: dict[str, Any] = {
+        "pipeline_id": log.pipeline_id,
+        "output": "counts",
+        "batch_time": COMPLETED,
+        "attempt": 1,
+    }
+    begin_version(connection, **version, read=None, schema_version=1, schema={}, buckets=1, folder="state/1/counts/1")
+    frames = [[0, "state/1/counts/1/1.segment", 0, 300, 7, 4, 1, None]]
+    note_version(connection, **version, frames=frames, keys=4, changed=4, deleted=0, bytes=300, next_expiry=None)
+    commit_batch(connection, log.pipeline_id, COMPLETED, "counts", location="data/counts/attempt=1", rows=4, state=True)
     batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=COMPLETED, attempt=1, outputs=["counts"])
     backdate_completion(connection, log.pipeline_id, COMPLETED)
 

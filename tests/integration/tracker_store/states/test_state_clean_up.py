@@ -14,6 +14,7 @@ from orchestration.tracker.clean_up.cleaner import Cleaner
 from receiver_runtime.block_store.frames.errors import StoreUnavailableError
 from receiver_runtime.block_store.frames.frame import FrameFields, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.stores.local import LocalBlockStore
+from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.support.driver_log.log import INTERVAL, wait_until_blocked
 from tests.support.driver_log.stated_log import OUTPUT, StatedLog, batch_time, frame, make_stated_log
 from tracker_store.batches import outputs, state_versions
@@ -265,3 +266,24 @@ def test_block_checks_know_states_and_report_what_is_missing(stated: StatedLog, 
     assert (lost.pipeline, lost.output, lost.batch_time, lost.path) == ("words", OUTPUT, T1, f"{folder}/two.segment")
     repair_blocks(stated.connection, store, report)
     assert sorted(store.segment_paths()) == [f"{folder}/left.segment", f"{folder}/one.segment"]
+
+
+def test_a_replica_that_lacks_a_state_gets_it_from_another(stated: StatedLog, tmp_path: Path) -> None:
+    one, two = LocalBlockStore(tmp_path / "one"), LocalBlockStore(tmp_path / "two")
+    two.make_identity()
+    stated.allocate(1)
+    stated.claim(T1)
+    folder = stated.begin(T1, 1, None)
+    path = f"{folder}/one.segment"
+    row = frame(0, path, is_full=True)
+    row[3:5] = write(one, path)
+    stated.note(T1, 1, [row])
+    stated.commit(T1, 1)
+    stated.connection.execute(sa.text("DELETE FROM forebay.blocks; DELETE FROM forebay.log_segments"))
+    store = open_block_store(f"{one.root},{two.root}")
+    report = verify_blocks(stated.connection, store)
+    assert report.lost_states == []
+    assert [replica.lacking for replica in report.replicas] == [{}, {path: 1}]
+    repair = repair_blocks(stated.connection, store, report)
+    assert (repair.copied, repair.not_copied) == ([(str(two.root), path)], [])
+    assert verify_blocks(stated.connection, store).intact

@@ -250,6 +250,18 @@ def test_only_what_no_later_batch_has_read_can_be_replayed(stated: StatedLog) ->
     assert batches.running_batches(stated.connection, stated.pipeline_id) == []
 
 
+def test_a_commit_whose_answer_was_lost_is_repeated_after_the_head_has_gone_on(stated: StatedLog) -> None:
+    stated.quarantine(1)
+    attempt = stated.claim_replay(T1)
+    stated.begin(T1, attempt, None)
+    stated.note(T1, attempt)
+    stated.commit(T1, attempt)
+    two = stated.run(2)
+    stated.commit(T1, attempt)
+    stated.complete_replay(T1, attempt)
+    assert stated.head() == two
+
+
 @pytest.mark.parametrize("has_head", [False, True])
 @pytest.mark.parametrize("newer_first", [False, True])
 def test_two_commits_of_two_batches_that_read_the_same_version(

@@ -6,7 +6,12 @@ import pytest
 
 from orchestration.batches.attempt_failure import LONGEST, failure_of
 from receiver_runtime.block_store.frames.errors import BlockAlteredError, BlockKeyError, StoreUnavailableError
-from tracker_store.connection.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.connection.errors import (
+    AttemptSupersededError,
+    DriverLogUnavailableError,
+    OutcomeUnknownError,
+    StateMovedError,
+)
 from tracker_store.schema.states import AttemptFailure
 
 
@@ -106,6 +111,12 @@ def test_an_unavailable_store_blocks_the_attempt_whatever_else_ended() -> None:
     away = StoreUnavailableError("/blocks", "there is no such directory")
     failure = failure_of(caused_by(away), lambda: "its JVM has ended")
     assert (failure.kind, failure.message) == (AttemptFailure.BLOCKED, str(away))
+
+
+def test_another_version_of_the_state_blocks_the_attempt_and_no_other_output() -> None:
+    failure = failure_of(caused_by(StateMovedError("batch 12:00 read another")), no_end)
+    assert (failure.kind, failure.ends_attempt, failure.unreachable) == (AttemptFailure.BLOCKED, False, ())
+    assert "batch 12:00 read another" in failure.message
 
 
 def test_a_missing_key_blocks_the_attempt_and_an_altered_block_fails_it() -> None:
