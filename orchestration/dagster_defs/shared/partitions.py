@@ -38,13 +38,13 @@ def past_partitions(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition:
 
 
 def _partitions(pipeline: Pipeline, *, end_offset: int) -> dg.TimeWindowPartitionsDefinition | None:
-    kinds = {"hour": dg.HourlyPartitionsDefinition, "day": dg.DailyPartitionsDefinition}
-    kind = kinds.get(pipeline.settings.partitions or "")
-    if kind is None:
-        return None
     # Dagster takes the start for a local time.
-    start = PARTITIONS_START.replace(tzinfo=None)
-    return kind(start, end_offset=end_offset, timezone=pipeline.timezone or "UTC")
+    start, zone = PARTITIONS_START.replace(tzinfo=None), pipeline.timezone or "UTC"
+    if pipeline.settings.partitions == "hour":
+        return dg.HourlyPartitionsDefinition(start, end_offset=end_offset, timezone=zone)
+    if pipeline.settings.partitions == "day":
+        return dg.DailyPartitionsDefinition(start, end_offset=end_offset, timezone=zone)
+    return None
 
 
 def partition_key(pipeline: Pipeline, batch_time: datetime) -> str | None:

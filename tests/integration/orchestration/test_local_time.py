@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -37,7 +37,7 @@ def midnight(day: datetime, days: int = 0) -> datetime:
     return (day + timedelta(days=days)).astimezone(UTC)
 
 
-def declared(interval: str, timezone: str | None, *, slide: str | None = None, **settings: object) -> Pipeline:
+def declared(interval: str, timezone: str | None, *, slide: str | None = None, **settings: Any) -> Pipeline:  # noqa: ANN401
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     pipeline = Pipeline("words", interval=interval, timezone=timezone, **settings)
     window = lines if slide is None else lines.window(slide, slide=slide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -12,6 +13,9 @@ from forebay import DeclarationError, ParquetSink, Pipeline, Stream
 from forebay.cli.commands.apply import shown_value
 from forebay.sources import SocketText
 from tracker_store.schema.declarations import PipelineDeclaration
+
+if TYPE_CHECKING:
+    from orchestration.declarations.pipeline import Window
 
 BERLIN = "Europe/Berlin"
 # Daylight saving time ends in Berlin at the end of this day's first three hours.
@@ -109,7 +113,7 @@ def test_what_only_a_calendar_counts_needs_one(length: str, slide: str | None) -
 
 def test_different_slides_in_one_output_are_refused() -> None:
     pipeline = Pipeline("words", interval="1h", timezone=BERLIN)
-    inputs = [lines(), lines("others").window("1 day", slide="1 day")]
+    inputs: list[Stream | Window] = [lines(), lines("others").window("1 day", slide="1 day")]
     with pytest.raises(DeclarationError, match="every 1 day and every 1h"):
         pipeline.output(inputs=inputs, sink=ParquetSink("/out"), name="out")(lambda one, two: one)
 
