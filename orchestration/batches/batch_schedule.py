@@ -174,7 +174,8 @@ class Steps:
 class BatchRules:
     """Hold how a pipeline's batches are made, as it was applied.
 
-    A batch without records runs if `run_empty`, or if the content of one of `windows` has changed.
+    A batch without records runs if `run_empty`, or if the content of one of `windows` has changed. `declared` is the
+    declaration of a pipeline with a calendar.
     """
 
     pipeline_id: int
@@ -209,7 +210,7 @@ class BatchRules:
             concurrent_batches=settings.concurrent_batches,
             max_lost_attempts=settings.max_lost_attempts,
             outputs=tuple(declared.outputs),
-            declared=declared,
+            declared=None if declared.calendar is None else declared,
         )
 
 

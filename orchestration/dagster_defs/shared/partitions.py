@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from orchestration.declarations.declaration_error import DeclarationError
+from orchestration.declarations.pipeline import DeclarationError
 
 if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Pipeline
@@ -38,14 +38,13 @@ def past_partitions(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition:
 
 
 def _partitions(pipeline: Pipeline, *, end_offset: int) -> dg.TimeWindowPartitionsDefinition | None:
-    kinds = {"hour": dg.HourlyPartitionsDefinition, "day": dg.DailyPartitionsDefinition}
-    kind = kinds.get(pipeline.settings.partitions or "")
-    if kind is None:
-        return None
     # Dagster takes the start for a local time.
-    start = PARTITIONS_START.replace(tzinfo=None)
-    made: dg.TimeWindowPartitionsDefinition = kind(start, end_offset=end_offset, timezone=pipeline.timezone or "UTC")
-    return made
+    start, zone = PARTITIONS_START.replace(tzinfo=None), pipeline.timezone or "UTC"
+    if pipeline.settings.partitions == "hour":
+        return dg.HourlyPartitionsDefinition(start, end_offset=end_offset, timezone=zone)
+    if pipeline.settings.partitions == "day":
+        return dg.DailyPartitionsDefinition(start, end_offset=end_offset, timezone=zone)
+    return None
 
 
 def partition_key(pipeline: Pipeline, batch_time: datetime) -> str | None:

@@ -123,8 +123,8 @@ class ParquetObjects:
         source = f"{attempts}/{name}"
         with self._failures(f"publishing {location}"):
             objects = self._open()
-            named = _named_zone(objects)
-            zone = named or _first_zone(objects, timezone)
+            kept_zone = _named_zone(objects)
+            zone = kept_zone or _first_zone(objects, timezone)
             target = zone.batch(batch_time)
             hour, stamp = ObjectHour(objects, batch_time, zone), batch_stamp(batch_time)
             compacted = hour.compacted()
@@ -146,7 +146,7 @@ class ParquetObjects:
                 hour.replace(compacted, batch_time, stamp, number, files, check=check, reached=reached)
                 _forget(objects, sizes, attempts, number, but=name)
                 return
-            if named is None and zone != UTC_FOLDERS:
+            if kept_zone is None and zone != UTC_FOLDERS:
                 check()
                 objects.put(TIMEZONE, [zone.name.encode()])
             there = dict(objects.sizes(target))

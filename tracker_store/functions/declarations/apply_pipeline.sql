@@ -30,7 +30,9 @@ BEGIN
     INSERT INTO pipelines AS p (name, declaration, stream_ids, batch_interval, retention, last_batch_time,
                                 next_batch_time)
     VALUES (pipeline_name, declared, streams, pace, kept,
-            coalesce(least(newest_boundary, clock_timestamp()), date_bin(pace, clock_timestamp(), timestamptz 'epoch')),
+            -- It has passed by the clock that the caller looked at, which may have been set back since.
+            CASE WHEN newest_boundary <= clock_timestamp() THEN newest_boundary
+                 ELSE date_bin(pace, clock_timestamp(), timestamptz 'epoch') END,
             next_boundary)
     ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE SET
         version = p.version + CASE WHEN p.declaration IS DISTINCT FROM excluded.declaration THEN 1 ELSE 0 END,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -12,6 +13,9 @@ from forebay import DeclarationError, ParquetSink, Pipeline, Stream, Window
 from forebay.cli.commands.apply import shown_value
 from forebay.sources import SocketText
 from tracker_store.schema.declarations import PipelineDeclaration
+
+if TYPE_CHECKING:
+    from orchestration.declarations.pipeline import Window
 
 BERLIN = "Europe/Berlin"
 # Daylight saving time ends in Berlin at the end of this day's first three hours.
