@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from orchestration.declarations.pipeline import DeclarationError
+from orchestration.declarations.declaration_error import DeclarationError
 
 if TYPE_CHECKING:
     from orchestration.declarations.pipeline import Pipeline
