@@ -345,11 +345,14 @@ def test_a_chain_begins_for_each_bucket_with_its_newest_full_frame(stated: State
     assert paths(five) == [["c1"], ["e0"]]
 
 
-def test_a_chain_does_not_go_past_another_schema_or_number_of_buckets(stated: StatedLog) -> None:
+@pytest.mark.parametrize("changed", [{"schema_version": 2}, {"buckets": 2 * BUCKETS}])
+def test_a_chain_does_not_go_past_another_schema_or_number_of_buckets(
+    stated: StatedLog, changed: dict[str, int]
+) -> None:
     one = stated.run(1, frames=[frame(0, "a0", is_full=True), frame(1, "a1", is_full=True)])
     time = stated.allocate(2)
     stated.claim(time)
-    stated.begin(time, 1, one, schema_version=2)
+    stated.begin(time, 1, one, **changed)
     stated.note(time, 1, [frame(0, "b0", is_full=True)])
     stated.commit(time, 1)
     found = state_versions.chain(stated.connection, **stated.where, version=VersionKey(time, 1))
