@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from orchestration.state.state_folder import delete_folder
 from orchestration.tracker.clean_up.full_scan import FULL_SCAN_ROUNDS, FullScan
 from receiver_runtime.block_store.frames.errors import BlockStoreError
 from tracker_store.retention.cleanup import (
@@ -195,8 +196,7 @@ class Cleaner:
         for state in found:
             try:
                 store = self._store = self._store or self._open_store(connection)
-                for path in list(store.segment_paths(state.folder)):
-                    store.delete_segment(path)
+                delete_folder(store, state.folder)
             except (OSError, BlockStoreError) as error:
                 # The row stays marked, and its turn comes after those of the others.
                 log.warning("a version of a state could not be deleted yet", folder=state.folder, error=str(error))
