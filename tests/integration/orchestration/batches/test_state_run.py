@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import re
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 
-from forebay import ParquetSink, Pipeline, State, Stream
+from forebay import DeclarationError, ParquetSink, Pipeline, State, Stream
 from forebay.sources import SocketText
 from orchestration.batches.stateful.state_run import StateWaitsError
 from orchestration.declarations.apply import apply
@@ -235,8 +234,8 @@ def test_a_state_begins_with_another_systems_and_is_migrated(system: System) -> 
         return session.createDataFrame([("a", 10), ("b", 20)], f"{WORD}, {COUNT}")
 
     run(system, declare(system, state=State(WORD, COUNT, keys=words, initial=initial)), 1, "a c")
-    with pytest.raises(SinkError, match="raise `version`, and give `migrate`"):
-        run(system, declare(system, state=State(WORD, "n STRING", keys=words), max_attempts=2), 2, "a")
+    with pytest.raises(DeclarationError, match="raise version=2 and give migrate="):
+        declare(system, state=State(WORD, "n STRING", keys=words))
     state = State(
         WORD,
         "n STRING",
@@ -249,9 +248,7 @@ def test_a_state_begins_with_another_systems_and_is_migrated(system: System) -> 
         changed = words(lines).distinct().join(state, "word", "left").selectExpr("word", "concat(n, '!') AS n")
         return changed.selectExpr("concat(word, ' ', n) AS value"), changed
 
-    [(time, _)] = heads(system)
-    time += timedelta(hours=1)
-    system.run(declare(system, longer, state=state), time, 2)
+    time = run(system, declare(system, longer, state=state), 2, "a")
     assert of_batch(system, time) == ["a 11!"]
     assert of_batch(system, run(system, declare(system, longer, state=state), 3, "b a c")) == [
         "a 11!!",

@@ -36,7 +36,12 @@ _PAGES_OF_ONE_ROUND = 6 * 2**20 // 4096
 def pages(how: str, **environment: str) -> tuple[str, int]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     run = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, how], capture_output=True, text=True, check=True, env=clean | environment
+        [sys.executable, "-c", _PROGRAM, how],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=clean | environment,
     )
     said, count = run.stdout.split()
     return said, int(count)
