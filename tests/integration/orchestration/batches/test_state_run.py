@@ -105,12 +105,10 @@ def quarantine(system: System, time: datetime) -> None:
     assert system.state(time)[0] is BatchState.QUARANTINED
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True])
-def test_a_total_runs_on_from_batch_to_batch(system: System, tmp_path: Path, *, is_encrypted: bool) -> None:
-    if is_encrypted:
-        key = tmp_path / "key"
-        key.write_text(base64.b64encode(bytes(32)).decode(), encoding="utf-8")
-        system.use_keys(f"file:{key}")
+def test_a_total_runs_on_from_batch_to_batch_encrypted(system: System, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(base64.b64encode(bytes(32)).decode(), encoding="utf-8")
+    system.use_keys(f"file:{key}")
     pipeline = declare(system)
     first = run(system, pipeline, 1, "a b a")
     second = run(system, pipeline, 2, "b c")

@@ -664,7 +664,7 @@ def test_random_histories_are_the_models(engine: sa.Engine, monkeypatch: pytest.
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=examples(40),
+            max_examples=examples(24),
             stateful_step_count=50,
             deadline=None,
             derandomize=default.derandomize,
