@@ -219,7 +219,7 @@ class StateRun:
             )
 
         retry_statement(self._engine, begin, f"version of the state of {attempt.name}")
-        whole = changes if base.whole is None else changed(base.whole, changes, state.schema)
+        whole = changes if base.whole is None else changed(base.whole, changes, state.schema, attempt.batch_time)
         written = write_state(
             session,
             state.schema,
