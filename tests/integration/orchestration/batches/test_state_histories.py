@@ -23,7 +23,7 @@ from forebay import EnvVar, Pipeline, PostgresSink, State, Stream
 from forebay.sources import SocketText
 from orchestration.batches.attempt_outputs import OutputsFailedError
 from orchestration.batches.batch_run import replay_batch, run_batch
-from orchestration.batches.following import follow_targets
+from orchestration.batches.following import follow_output, follow_targets
 from orchestration.batches.stateful.state_run import StateWaitsError
 from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
@@ -156,7 +156,7 @@ class History:
     reads: dict[VersionKey, VersionKey | None] = field(default_factory=dict)
     factor: int = 1
     launches: itertools.count[int] = field(default_factory=itertools.count)
-    relaunch: Callable[[], None] | None = None
+    relaunch: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         """Declare the pipeline."""
@@ -242,7 +242,7 @@ class History:
         try:
             run()
         except KilledError:
-            self.relaunch = lambda: self.launch(run, "") and None
+            self.relaunch = lambda: self.launch(run, "")
             return False
         except LEGAL:
             return False
@@ -364,6 +364,8 @@ class History:
         found = self.forward()
         if found is None or self.running():
             return False
+        follow_output(self.engine, self.pipeline.outputs["counts"], self.id)
+        found = self.forward()
         time = state_replays.next_batch(self.connection, found.replay_id)
         if time is None:
             if found.state is StateReplayState.UNDOING:
@@ -385,9 +387,7 @@ class History:
     def clean_up(self) -> None:
         """Clean up as after a day."""
         for table, column in (("batch_attempts", "ended_at"), ("state_versions", "created_at")):
-            self.connection.execute(
-                sa.text(f"UPDATE forebay.{table} SET {column} = {column} - interval '2 hours'")  # noqa: S608  constants
-            )
+            self.connection.execute(sa.text(f"UPDATE forebay.{table} SET {column} = {column} - interval '2 hours'"))
         store = open_block_store(self.settings.block_store_roots)
         for found in state_versions_to_delete(
             self.connection, restore_window=WINDOW, keep=timedelta(days=14), limit=100
@@ -462,7 +462,7 @@ class History:
         found: dict[datetime, list[Any]] = {}
         if self.target.rows("SELECT to_regclass(%s)", table) == [(None,)]:
             return found
-        for word, n in self.target.rows(f"SELECT word, n FROM {table} ORDER BY 1, 2"):  # noqa: S608  our own name
+        for word, n in self.target.rows(f"SELECT word, n FROM {table} ORDER BY 1, 2"):
             hour, _, rest = word.partition(" ")
             found.setdefault(self.begin + int(hour) * HOUR, []).append((rest, n))
         return {time: sorted(rows) for time, rows in found.items()}
@@ -546,18 +546,21 @@ def apply_event(history: History, kind: str, what: Any, step: str) -> None:  # n
         history.clean_up()
 
 
+def _faulty(name: str, real: Callable[..., None]) -> Callable[..., None]:
+    def statement(*arguments: object, **named: object) -> None:
+        FAULT.kill(f"{name} before")
+        real(*arguments, **named)
+        FAULT.kill(f"{name} after")
+        if FAULT.at(f"{name} lost"):
+            raise OutcomeUnknownError("the connection was lost")
+
+    return statement
+
+
 def with_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs die before and after each statement, or lose its answer."""
-    for module, name in ((state_versions, STATEMENTS[0]), (state_versions, STATEMENTS[1]), (outputs, STATEMENTS[2])):
-
-        def faulty(*arguments: Any, name: str = name, real: Any = getattr(module, name), **named: Any) -> None:  # noqa: ANN401
-            FAULT.kill(f"{name} before")
-            real(*arguments, **named)
-            FAULT.kill(f"{name} after")
-            if FAULT.at(f"{name} lost"):
-                raise OutcomeUnknownError("the connection was lost")
-
-        monkeypatch.setattr(module, name, faulty)
+    for module, name in zip((state_versions, state_versions, outputs), STATEMENTS, strict=True):
+        monkeypatch.setattr(module, name, _faulty(name, getattr(module, name)))
     monkeypatch.setattr(statement_retry, "FIRST_PAUSE_SECONDS", 0.001)
 
 
