@@ -37,7 +37,7 @@ from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.state_without_spark import Given, without_spark
 from tests.support.driver_log.attempts import fail_batch
-from tests.support.searches import examples
+from tests.support.searches import examples, is_whole
 from tracker_store.batches import batches, outputs, state_replays, state_versions
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.state_versions import VersionKey
@@ -632,7 +632,7 @@ def test_what_the_target_has_is_in_the_state(rig: Rig, on_failure: str, events: 
 @pytest.mark.timeout(900)
 def test_state_and_results_are_the_models_whatever_happens(rig: Rig) -> None:
     @settings(
-        max_examples=examples(16),
+        max_examples=200 if is_whole() else examples(24),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         # Each example takes a second: its events say enough without a search for fewer.
