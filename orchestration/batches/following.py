@@ -70,31 +70,48 @@ def follow_targets(
         if time.monotonic() > give_up_at:
             log.warning("asked targets for long enough, the rest comes later", pipeline=pipeline.name)
             break
-        about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
         try:
-            with connect(engine) as connection:
-                runs = batches.runs_of_batch(connection, pipeline_id, batch_time)
-            # Attempt 0: this only asks.
-            asking = OutputAttempt(pipeline.name, pipeline_id, name, batch_time, 0, "", runs)
-            found = by_name[name].sink.committed(asking)
-            if found is None:
-                continue
-            with connect(engine) as connection:
-                wrote = outputs.follow_commit(
-                    connection,
-                    pipeline_id=pipeline_id,
-                    batch_time=batch_time,
-                    attempt=found.attempt,
-                    output=name,
-                    location=found.written.location,
-                    rows=found.written.rows,
-                )
-            if wrote:
-                publish(engine, pipeline_id, by_name[name], found.written.location, batch_time=batch_time)
+            followed += _follow(engine, by_name[name], pipeline_id, batch_time)
         except Exception as error:  # noqa: BLE001  a target's client may raise anything
+            about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
             log.warning("could not adopt an output's commit from its target", error=str(error), **about)
-            continue
-        if wrote:
-            log.warning("the target has what an attempt committed before it failed", attempt=found.attempt, **about)
-            followed += 1
     return followed
+
+
+def follow_output(engine: sa.Engine, output: Output, pipeline_id: int, *, before: datetime | None = None) -> int:
+    """Do the same for one output, its oldest batch first, of those before a time; raises what a target raises.
+
+    An output with a state needs it at once: what goes on without a batch leaves that out for ever.
+    """
+    if not output.sink.commits:
+        return 0
+    with connect(engine) as connection:
+        left = to_follow(connection, pipeline_id, [output], within=FOLLOWED_LATER_FOR)
+    times = sorted(batch_time for _, batch_time in left if before is None or batch_time < before)
+    return sum(_follow(engine, output, pipeline_id, batch_time) for batch_time in times)
+
+
+def _follow(engine: sa.Engine, output: Output, pipeline_id: int, batch_time: datetime) -> bool:
+    """Ask the target about one batch; return whether the row was written."""
+    name, pipeline = output.name, output.pipeline.name
+    with connect(engine) as connection:
+        runs = batches.runs_of_batch(connection, pipeline_id, batch_time)
+    # Attempt 0: this only asks.
+    found = output.sink.committed(OutputAttempt(pipeline, pipeline_id, name, batch_time, 0, "", runs))
+    if found is None:
+        return False
+    with connect(engine) as connection:
+        wrote = outputs.follow_commit(
+            connection,
+            pipeline_id=pipeline_id,
+            batch_time=batch_time,
+            attempt=found.attempt,
+            output=name,
+            location=found.written.location,
+            rows=found.written.rows,
+        )
+    if wrote:
+        publish(engine, pipeline_id, output, found.written.location, batch_time=batch_time)
+        about = {"pipeline": pipeline, "output": name, "batch_time": batch_time.isoformat()}
+        log.warning("the target has what an attempt committed before it failed", attempt=found.attempt, **about)
+    return wrote

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.batches.batch_run import replay_batch
+from orchestration.batches.following import follow_output
 from orchestration.replays.replay import ReplayedBatch
 from tracker_store.batches.state_replays import end_undoing, next_batch, state_replay, stop_state_replay
 from tracker_store.connection.engine import connect, create_engine
@@ -45,6 +46,9 @@ def replay_forward(
     try:
         with connect(engine) as connection:
             output = state_replay(connection, replay_id).output
+            pipeline_id = state_replay(connection, replay_id).pipeline_id
+        # What an attempt that was killed has left in the target, without a row, goes on, or is undone, as the rest.
+        follow_output(engine, pipeline.outputs[output], pipeline_id)
         while True:
             with connect(engine) as connection:
                 batch_time = next_batch(connection, replay_id)

@@ -23,22 +23,26 @@ if TYPE_CHECKING:
 
 def of_keys(whole: DataFrame, schema: StateSchema, keys: DataFrame, batch_time: datetime) -> DataFrame:
     """Return the rows of the keys, and of those that expire, with `is_expired`."""
-    never = F.expr("false")
-    expired = F.coalesce(F.col(EXPIRES_AT) <= F.lit(batch_time), never) if schema.has_expires_at else never
-    rows = whole.select(*schema.names).withColumn(IS_EXPIRED, expired)
+    rows = whole.select(*schema.names).withColumn(IS_EXPIRED, _is_expired(schema, batch_time))
     wanted = keys.select(*schema.key_names).distinct().withColumn("_occurs", F.expr("true"))
     joined = rows.alias("state").join(wanted.alias("keys"), _equal(schema, "state", "keys"), "left")
     return joined.where(F.col("_occurs") | F.col(IS_EXPIRED)).select(*(f"state.`{name}`" for name in rows.columns))
 
 
-def changed(whole: DataFrame, changes: DataFrame, schema: StateSchema) -> DataFrame:
-    """Return the whole state with the changes: their rows in place of those of the same keys."""
+def changed(whole: DataFrame, changes: DataFrame, schema: StateSchema, batch_time: datetime) -> DataFrame:
+    """Return the whole state with the changes: their rows in place of those of the same keys and of expired ones."""
     rest = (
         whole.select(*schema.names)
+        .where(~_is_expired(schema, batch_time))
         .alias("state")
         .join(changes.alias("changes"), _equal(schema, "state", "changes"), "left_anti")
     )
     return rest.unionByName(changes.select(*schema.names))
+
+
+def _is_expired(schema: StateSchema, batch_time: datetime) -> Column:
+    never = F.expr("false")
+    return F.coalesce(F.col(EXPIRES_AT) <= F.lit(batch_time), never) if schema.has_expires_at else never
 
 
 def _equal(schema: StateSchema, left: str, right: str) -> Column:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.batches.attempt_outputs import ChangedState
+from orchestration.batches.following import follow_output
 from orchestration.batches.stateful.state_function import keys_of
 from orchestration.declarations.sink import SinkError, TargetUnavailableError, checked_result
 from orchestration.spark.statement_retry import retry_statement
@@ -78,6 +79,7 @@ class StateRun:
         self._forward = forward
         #: What was written; None: nothing yet.
         self.changed: ChangedState | None = None
+        self._follow()
         with connect(engine) as connection:
             self._to_read = state_versions.state_to_read(
                 connection,
@@ -87,6 +89,11 @@ class StateRun:
                 forward=forward,
             )
         self._check_order(self._to_read)
+
+    def _follow(self) -> None:
+        """Take over what the target has of batches that were given up: the state would lack them for ever."""
+        if self._forward is None:
+            follow_output(self._engine, self._output, self._attempt.pipeline_id, before=self._attempt.batch_time)
 
     def _check_order(self, found: StateToRead) -> None:
         name, pipeline = self._attempt.name, self._attempt.pipeline
@@ -226,7 +233,7 @@ class StateRun:
             )
 
         retry_statement(self._engine, begin, f"version of the state of {attempt.name}")
-        whole = changes if base.whole is None else changed(base.whole, changes, state.schema)
+        whole = changes if base.whole is None else changed(base.whole, changes, state.schema, attempt.batch_time)
         written = write_state(
             session,
             state.schema,
@@ -268,6 +275,9 @@ class StateRun:
 
 class StateTrial(StateRun):
     """Read the state for a trial of the output's function: the changes are computed in full, and discarded."""
+
+    def _follow(self) -> None:
+        """Leave the driver log as it is."""
 
     def write(self, session: SparkSession, changes: DataFrame) -> None:  # noqa: ARG002  as a run's
         """Compute the changes."""

@@ -91,6 +91,8 @@ class PerKey:
         from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  the same
         from pyspark.sql.types import StructField, StructType  # noqa: PLC0415  the same
 
+        from orchestration.state.matched_columns import matched_columns  # noqa: PLC0415  loads pyspark
+
         if self._state is None:
             raise ValueError(f"{self.__name__} sees one key at a time: declare its output with state=State(…)")
         schema = self._state.schema
@@ -103,7 +105,10 @@ class PerKey:
             tuple(name for name, _ in schema.value),
             to_arrow_schema(both, timezone="UTC"),
         )
-        grouped = (records if self.prepare is None else self.prepare(records)).groupBy(*schema.key_names)
+        prepared = records if self.prepare is None else self.prepare(records)
+        # Spark puts an INT and an equal BIGINT into different tasks, and would call a key once without its state.
+        keyed = matched_columns(prepared, schema.key, "the records", exactly=False)
+        grouped = prepared.withColumns(dict(zip(schema.key_names, keyed, strict=True))).groupBy(*schema.key_names)
 
         # Spark counts the parameters of a function, and would count a method's `self`.
         def one_key(records: pa.Table, state: pa.Table) -> pa.Table:

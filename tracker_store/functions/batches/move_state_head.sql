@@ -2,7 +2,7 @@
 --
 -- commit_output alone calls it, under the lock of the batch's row; what may be put in force is said there. It also moves
 -- the head of a replay forward, ends the replay with its last batch, and gives a batch its former version again while
--- the replay is undone.
+-- the replay is undone. What the replay has committed in a target by then still gets its row, and is undone next.
 -- Locks: the output's head FOR UPDATE in the first statement. Each function that changes a replay forward of the output
 -- locks it too, so it is read in the next statement. If there is no head yet, the insert that makes it decides. Then
 -- the versions of this batch.
@@ -19,6 +19,7 @@ DECLARE
     version state_versions;
     replaced state_versions;    -- the version that the batch's commit names now
     replay state_replays;
+    restores boolean;           -- whether the batch gets the version again that the replay had replaced
     allowed boolean;
 BEGIN
     SELECT * INTO head FROM state_heads h WHERE h.pipeline_id = pipeline AND h.output = output_name FOR UPDATE;
@@ -40,8 +41,10 @@ BEGIN
         RETURN;
     END IF;
 
-    IF replay.state = 'UNDOING' THEN
-        allowed := replaced.replay_id = replay.id AND replaced.replaced_attempt = number;
+    restores := coalesce(
+        replay.state = 'UNDOING' AND replaced.replay_id = replay.id AND replaced.replaced_attempt = number, false);
+    IF restores THEN
+        allowed := true;
     ELSIF replay.id IS NOT NULL THEN
         allowed := version.replay_id = replay.id AND version.committed_at IS NULL
             AND at_time BETWEEN replay.from_time AND replay.to_time
@@ -86,11 +89,11 @@ BEGIN
     END IF;
 
     UPDATE state_versions
-    SET committed_at = CASE WHEN replay.state = 'UNDOING' THEN committed_at ELSE clock_timestamp() END,
-        replaced_attempt = CASE WHEN replay.state = 'UNDOING' THEN replaced_attempt
+    SET committed_at = CASE WHEN restores THEN committed_at ELSE clock_timestamp() END,
+        replaced_attempt = CASE WHEN restores THEN replaced_attempt
                                 WHEN replay.id IS NOT NULL THEN replaced.attempt END
     WHERE pipeline_id = pipeline AND output = output_name AND batch_time = at_time AND attempt = number;
-    IF replay.id IS NULL OR replay.state = 'UNDOING' THEN
+    IF replay.id IS NULL OR restores THEN
         -- Nothing reads the version that was in its place.
         UPDATE state_versions SET committed_at = NULL
         WHERE pipeline_id = pipeline AND output = output_name AND batch_time = at_time AND attempt = replaced.attempt
@@ -98,9 +101,9 @@ BEGIN
     ELSE
         UPDATE state_replays
         SET head_batch_time = at_time, head_attempt = number,
-            state = CASE WHEN at_time = to_time THEN 'COMPLETED' ELSE state END,
-            ended_at = CASE WHEN at_time = to_time THEN clock_timestamp() END
-        WHERE id = replay.id AND state IN ('RUNNING', 'STOPPED');
+            state = CASE WHEN at_time = to_time AND state <> 'UNDOING' THEN 'COMPLETED' ELSE state END,
+            ended_at = CASE WHEN at_time = to_time AND state <> 'UNDOING' THEN clock_timestamp() END
+        WHERE id = replay.id AND state IN ('RUNNING', 'STOPPED', 'UNDOING');
     END IF;
     IF replay.id IS NULL OR replay.state <> 'UNDOING' AND at_time = replay.to_time THEN
         UPDATE state_heads

@@ -13,8 +13,10 @@ from forebay import DeclarationError, ParquetSink, Pipeline, State, Stream
 from forebay.sources import SocketText
 from orchestration.batches.stateful.state_run import StateWaitsError
 from orchestration.declarations.apply import apply
+from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import SinkError
 from orchestration.replays.state_forward import replay_forward
+from orchestration.sinks.parquet_names import batch_stamp
 from tests.support.driver_log.attempts import fail_batch
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.state_replays import (
@@ -83,7 +85,7 @@ def of_batch(system: System, time: datetime) -> list[str]:
     import pyarrow.dataset as ds  # noqa: PLC0415
 
     table = ds.dataset(system.output, partitioning="hive", format="parquet").to_table()
-    return sorted(row["value"] for row in table.to_pylist() if f"{time:%Y%m%dT%H%M%S}Z" in str(row["batch_time"]))
+    return sorted(row["value"] for row in table.to_pylist() if batch_stamp(time) in str(row["batch_time"]))
 
 
 def heads(system: System) -> list[tuple[Any, ...]]:

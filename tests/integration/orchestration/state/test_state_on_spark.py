@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
+from forebay import State, update_state_by_key
+from orchestration.state import whole_state
 from orchestration.state.matched_columns import matched_columns
 from orchestration.state.reading import read_state
 from orchestration.state.state_folder import delete_folder
@@ -215,3 +217,33 @@ def test_a_task_that_runs_twice_writes_two_segments_of_which_either_may_count(tm
     for _ in range(2):
         delete_folder(store, "state/1/totals/1-1")
         assert [path.name for path in tmp_path.glob("*/state/1/totals/*")] == ["1-12"] * 2
+
+
+def test_a_key_of_a_narrower_type_meets_its_state(session: SparkSession) -> None:
+    """Check with as many tasks as Spark shuffles into: small data it would put into one."""
+    function = update_state_by_key(lambda rows, value: {"n": len(rows) + (0 if value is None else value["n"])})
+    function.bind(State("user BIGINT", "n BIGINT"))
+    records = session.createDataFrame([(number,) for number in range(20)], "User INT")
+    state = session.createDataFrame(
+        [(number, 10, False) for number in range(20)], "user BIGINT, n BIGINT, is_expired BOOLEAN"
+    )
+    setting = "spark.sql.adaptive.coalescePartitions.enabled"
+    session.conf.set(setting, "false")
+    try:
+        result, changes = function(records, state)
+        expected = [(number, 11) for number in range(20)]
+        assert sorted(map(tuple, result.collect())) == sorted(map(tuple, changes.collect())) == expected
+    finally:
+        session.conf.unset(setting)
+        function.release()
+
+
+def test_a_key_that_expires_as_a_whole_state_is_taken_over_is_given_once(session: SparkSession) -> None:
+    schema = StateSchema.parse(key="user STRING", value="n BIGINT, expires_at TIMESTAMP")
+    columns = "user STRING, n BIGINT, expires_at TIMESTAMP"
+    whole = session.createDataFrame([("a", 1, START), ("b", 2, START), ("c", 3, START + HOUR), ("d", 4, None)], columns)
+    changes = session.createDataFrame([("b", 5, None)], columns)
+    given = whole_state.of_keys(whole, schema, changes, START).collect()
+    assert sorted((row["user"], row["is_expired"]) for row in given) == [("a", True), ("b", True)]
+    left = whole_state.changed(whole, changes, schema, START).collect()
+    assert sorted((row["user"], row["n"]) for row in left) == [("b", 5), ("c", 3), ("d", 4)]

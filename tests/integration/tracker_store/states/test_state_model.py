@@ -360,17 +360,19 @@ class StateMachine(RuleBasedStateMachine):
         forward = self.forward()
         if forward is None:
             return self.may_be_head(batch, version)
-        if forward.state is StateReplayState.UNDOING:
-            if batch.commit is None or batch.commit[1] is None:
-                return False
-            made = self.versions[self.key_of_commit(batch)]
-            return made.forward == forward.number and made.replaced == key
-        return (
+        return self.restores(batch, key, forward) or (
             version.forward == forward.number
             and not version.committed
             and version.read == self.in_force(forward)
             and (forward.head is None or forward.head.batch_time < batch.time)
         )
+
+    def restores(self, batch: Batch, key: VersionKey, forward: Forward) -> bool:
+        """Return whether a commit gives the batch what the replay forward, which is undone, had replaced."""
+        if forward.state is not StateReplayState.UNDOING or batch.commit is None or batch.commit[1] is None:
+            return False
+        made = self.versions[self.key_of_commit(batch)]
+        return made.forward == forward.number and made.replaced == key
 
     def may_be_head(self, batch: Batch, version: Version) -> bool:
         if version.forward is not None:
@@ -386,6 +388,7 @@ class StateMachine(RuleBasedStateMachine):
         key = VersionKey(batch.time, of_version)
         version, forward = self.versions[key], self.forward()
         before = None if batch.commit is None or batch.commit[1] is None else self.key_of_commit(batch)
+        restores = forward is not None and self.restores(batch, key, forward)
         batch.commit = (attempt, of_version)
         version.committed = True
         self.without.discard(batch.time)
@@ -393,14 +396,14 @@ class StateMachine(RuleBasedStateMachine):
             if before is not None and before != key:
                 self.versions[before].committed = False
             self.head = key
-        elif forward.state is StateReplayState.UNDOING:
+        elif restores:
             assert before is not None
             self.versions[before].committed = False
         else:
             version.replaced = before
             forward.head = key
             forward.made.append(key)
-            if batch.time == forward.last:
+            if batch.time == forward.last and forward.state is not StateReplayState.UNDOING:
                 forward.state = StateReplayState.COMPLETED
                 self.head = key
 
