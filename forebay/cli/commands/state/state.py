@@ -207,9 +207,8 @@ def _key(connection: sa.Connection, pipeline: str, pipeline_id: int, output: str
             message = f"batch {time.isoformat()} has made no version of the state of output {output}"
             raise CommandError(message)
         return VersionKey(time, commit.state_attempt)
-    for row in list_states(connection):
-        if (row.pipeline, row.output) == (pipeline, output):
-            return VersionKey(row.batch_time, row.attempt)
+    if (found := state_versions.head_version(connection, pipeline_id, output)) is not None:
+        return found
     message = f"output {output} of pipeline {pipeline} has no state: `forebay state` lists those that have one"
     raise CommandError(message)
 

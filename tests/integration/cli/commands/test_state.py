@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -13,11 +14,11 @@ from forebay.cli.terminal import confirmation
 from tests.support.driver_log.stated_log import OUTPUT, StatedLog, batch_time, make_stated_log
 from tracker_store.batches.state_replays import begin_state_replay
 from tracker_store.connection.engine import connect
+from tracker_store.reports.state_status import output_states
+from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import sqlalchemy as sa
 
 pytestmark = pytest.mark.usefixtures("settings_in_environment")
 
@@ -100,3 +101,42 @@ def test_a_replay_forward_says_what_it_costs_and_asks(log: StatedLog, monkeypatc
     [row] = listed()
     assert row["replay"] is None
     assert log.head() is not None
+
+
+def test_the_status_says_what_a_state_has_and_what_it_waits_for(log: StatedLog) -> None:
+    def state() -> dict[str, Any]:
+        _, said = forebay("status", "--json")
+        [row] = json.loads(said)["states"]
+        return dict(row)
+
+    found = state()
+    assert (found["pipeline"], found["output"], found["batch_time"]) == ("words", OUTPUT, batch_time(2).isoformat())
+    assert (found["keys"], found["bytes"], found["next_expiry"]) == (None, 400, batch_time(9).isoformat())
+    assert (found["waits_for"], found["replay"]) == (None, None)
+    log.quarantine(3)
+    assert state()["waits_for"] is None, "no batch is blocked by it yet"
+    time = log.allocate(4)
+    log.claim(time)
+    log.fail(time, 1, failure=AttemptFailure.BLOCKED)
+    assert state()["waits_for"] == batch_time(3).isoformat()
+    _, said = forebay("status")
+    assert f"Output {OUTPUT} of words waits for batch {batch_time(3):%Y-%m-%dT%H:%M:%SZ}, which is quarantined" in said
+    begin_state_replay(log.connection, pipeline_id=log.pipeline_id, output=OUTPUT, from_time=batch_time(2))
+    assert (state()["replay_state"], state()["replayed_to"]) == ("RUNNING", None)
+    _, said = forebay("status")
+    assert "of its state, which is RUNNING: new batches wait (no result is from replay" in said
+
+
+def test_the_status_of_a_state_costs_no_versions(log: StatedLog) -> None:
+    sent: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, values: Any, *___: object) -> None:  # noqa: ANN401  the driver's
+        sent.append((statement, values))
+
+    sa.event.listen(log.connection, "before_cursor_execute", note)
+    [found] = output_states(log.connection)
+    sa.event.remove(log.connection, "before_cursor_execute", note)
+    assert found.output == OUTPUT
+    [(statement, values)] = sent
+    plan = log.connection.exec_driver_sql(f"EXPLAIN {statement}", values).scalars().all()
+    assert [line for line in plan if "Aggregate" in line] == [], "the sum of all versions' bytes is computed"
