@@ -25,6 +25,7 @@ from orchestration.dagster_defs.sensors.receiver_sensor import owned_streams, re
 from orchestration.dagster_defs.shared.batch_plots import plot_assets
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections
 from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, spark_resource
+from orchestration.dagster_defs.shared.state_assets import state_assets
 from orchestration.dagster_defs.shared.stream_assets import stream_asset
 from orchestration.declarations.apply import declared_streams
 from orchestration.declarations.project_code import loaded_version
@@ -72,6 +73,7 @@ def build_definitions(*pipelines: Pipeline, spark: SparkResource | None = None) 
             *(stream_asset(stream) for stream in declared_streams(pipelines)),
             *(output_assets(pipeline) for pipeline in pipelines),
             *(asset for pipeline in pipelines for asset in plot_assets(pipeline)),
+            *(asset for pipeline in pipelines for asset in state_assets(pipeline)),
         ],
         asset_checks=[check for of_pipeline in checks.values() for check in of_pipeline],
         jobs=[

@@ -22,7 +22,7 @@ from tracker_store.receivers.receivers import (
     is_not_storing,
     refused_in,
 )
-from tracker_store.schema.states import DesiredState, ReceiverState
+from tracker_store.schema.states import DesiredState, ReceiverState, StateReplayState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
     from tracker_store.batches.run_queue import WaitingRuns
     from tracker_store.batches.streams import UnreadStream
+    from tracker_store.reports.state_status import OutputState
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus
 
 # A batch may be late for a moment: a pipeline is behind from this number of intervals on, if they take this long.
@@ -83,6 +84,7 @@ def problems(found: SystemStatus) -> list[Problem]:
     pipelines = found.pipelines or []
     for of_one in (_halted, _quarantined, _blocked, _failed):
         listed += [problem for row in pipelines for problem in of_one(row)]
+    listed += _of_states(found.states or [])
     listed += _of_receivers(found.receivers or [])
     listed += _refusing(found.receivers or [])
     listed += _held(found)
@@ -188,6 +190,37 @@ def _failed(row: PipelineStatus) -> Iterator[Problem]:
             f"forebay batches list --pipeline {row.pipeline} --state FAILED",
             why="" if row.blocked_batches else one_line(row.retry_reason, _REASON),
         )
+
+
+def _of_states(states: Sequence[OutputState]) -> Iterator[Problem]:
+    for row in states:
+        what = f"Output {row.output} of {row.pipeline}"
+        if row.replay is not None:
+            is_undone = row.replay_state == StateReplayState.UNDOING
+            yield Problem(
+                f"{what} is in replay {row.replay} of its state, which is {row.replay_state}: new batches wait",
+                # Goes on with one whose process has ended, too.
+                f"forebay state {'undo' if is_undone else 'resume'} {row.pipeline} {row.output}, if no command runs it",
+                f"replay {row.pipeline} {row.output}",
+                replayed_line(row),
+            )
+        elif row.waits_for is not None:
+            time = f"{row.waits_for:%Y-%m-%dT%H:%M:%SZ}"
+            yield Problem(
+                f"{what} waits for batch {time}, which is quarantined: each batch goes on from the state before it",
+                f"forebay batches replay {row.pipeline} {time}",
+                f"waits {row.pipeline} {row.output}",
+            )
+
+
+def replayed_line(row: OutputState) -> str:
+    """Return which results are those of the replay forward that is not finished."""
+    if row.replayed_to is None:
+        return f"no result is from replay {row.replay} yet"
+    up_to = f"up to {row.replayed_to:%Y-%m-%dT%H:%M:%SZ}"
+    since = "" if row.replay_from is None else f"from {row.replay_from:%Y-%m-%dT%H:%M:%SZ} "
+    ends = "at most, until they are undone" if row.replay_state == StateReplayState.UNDOING else ""
+    return f"results {since}{up_to} are from replay {row.replay} {ends}".rstrip()
 
 
 def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from orchestration.status_page import addresses
 from orchestration.status_page.addresses import DagsterPages
 from orchestration.status_page.charts import charts, input_rate
 from orchestration.status_page.overview import read_overview
+from orchestration.status_page.problems import replayed_line
 from orchestration.status_page.rendering import Renderer
 from orchestration.status_page.requests import (
     PAGE_ROWS,
@@ -34,6 +35,7 @@ from tracker_store.batches.pipelines import unknown_pipeline, unknown_stream
 from tracker_store.host.code_in_force import CodeState
 from tracker_store.reports import status_page as store
 from tracker_store.reports.listener_events import EventKind
+from tracker_store.reports.state_status import output_states
 from tracker_store.schema.states import ReceiverState
 
 if TYPE_CHECKING:
@@ -167,10 +169,13 @@ class StatusPages:
             )
             unfinished = opened.sorted(store.unfinished(connection, pipeline_id, limit=LISTED))
             streams = store.streams_of_pipeline(connection, pipeline_id, limit=LISTED)
+            states = output_states(connection, pipeline.pipeline)
         return self._renderer.page(
             "pipeline",
             pipeline=pipeline,
             streams=streams,
+            states=states[:LISTED],
+            replayed_line=replayed_line,
             charts=charts(charted, pipeline.batch_interval),
             charted=charted,
             charted_records=sum(batch.records for batch in charted),

@@ -25,6 +25,7 @@ from tracker_store.host.code_in_force import NO_CODE, CodeState
 from tracker_store.receivers.leadership import read_leadership
 from tracker_store.receivers.processes import live_processes
 from tracker_store.reports import status as store
+from tracker_store.reports.state_status import output_states
 from tracker_store.schema.states import ProcessKind
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tracker_store.batches.run_queue import WaitingRuns
     from tracker_store.batches.scaling import ScalingDecision
     from tracker_store.batches.streams import UnreadStream
+    from tracker_store.reports.state_status import OutputState
     from tracker_store.reports.status import (
         BatchStats,
         PipelineProcessingTimes,
@@ -98,6 +100,7 @@ class SystemStatus:
     waiting_runs: list[WaitingRuns] | None = None
     unreachable: Sequence[Unreachable] = ()
     code: CodeState = NO_CODE
+    states: list[OutputState] | None = None
 
 
 def system_status(
@@ -148,6 +151,7 @@ def system_status(
     decisions = ask("scaling decisions", scaling_decisions)
     unread = ask("unread streams", unread_streams)
     waiting = ask("waiting runs", waiting_runs)
+    states = ask("states", output_states)
     # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
     changed = looks.start("changed code", code)
@@ -167,6 +171,7 @@ def system_status(
         waiting_runs=answer(waiting),
         unreachable=unreachable,
         code=answer(changed) or NO_CODE,
+        states=answer(states),
     )
 
 
@@ -180,6 +185,7 @@ def status_of(connection: sa.Connection, *, code: CodeState = NO_CODE) -> System
         unread=unread_streams(connection),
         waiting_runs=waiting_runs(connection),
         code=code,
+        states=output_states(connection),
     )
 
 

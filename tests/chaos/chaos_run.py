@@ -131,6 +131,7 @@ class ChaosRun:
         self._active: dict[int, tuple[float, Injected, Done]] = {}
         self._seen = ParquetReader(system.output / "seen")
         self._windows = ParquetReader(system.output / "window")
+        self._totals = ParquetReader(system.output / "totals")
         self._known: set[Violation] = set()
         self._round = 0
 
@@ -269,6 +270,7 @@ class ChaosRun:
         found = [
             *oracle.too_many("seen", told, oracle.records(seen)),
             *oracle.wrong_windows(seen, self._windows.rows()),
+            *oracle.wrong_totals(seen, self._totals.rows()),
         ]
         with contextlib.suppress(psycopg2.Error):
             found += oracle.too_many("delivered", told, oracle.table_records(self._system.target.dsn("target")))

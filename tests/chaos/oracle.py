@@ -139,6 +139,23 @@ def wrong_windows(
     return [Violation("window", f"{len(wrong)} windows: {'; '.join(wrong[:3])}")] if wrong else []
 
 
+def wrong_totals(
+    seen: Mapping[datetime, Sequence[Mapping[str, Any]]], totals: Mapping[datetime, Sequence[Mapping[str, Any]]]
+) -> list[Violation]:
+    """Return each batch whose running totals are not the count and sum of all records up to it, by its sources."""
+    wrong = []
+    expected: Counter[Record] = Counter()
+    for at in sorted(seen.keys() | totals.keys()):
+        of_batch = _sums(seen.get(at, ()))
+        expected.update(of_batch)
+        wanted = {source: (expected[source, 0], expected[source, 1]) for source, _ in of_batch}
+        rows = totals.get(at, ())
+        given = {row["source"]: (row["records"], row["total"]) for row in rows}
+        if given != wanted or len(given) != len(rows):
+            wrong.append(f"{at:%H:%M:%S} has {[dict(row) for row in rows]}, and all up to it {wanted}")
+    return [Violation("totals", f"{len(wrong)} batches: {'; '.join(wrong[:3])}")] if wrong else []
+
+
 def _sums(rows: Iterable[Mapping[str, Any]]) -> dict[Record, int]:
     sums: Counter[Record] = Counter()
     for row in rows:

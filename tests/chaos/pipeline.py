@@ -1,4 +1,4 @@
-"""The pipelines under test: numbered records from four kinds of source into Parquet, a window, and a Postgres table.
+"""The pipelines under test: numbered records from four kinds of source into Parquet, a window, running totals, a table.
 
 A record is ``SOURCE NUMBER.``: the full stop is missing from a record that a broken connection has cut.
 """
@@ -9,7 +9,7 @@ import os
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, Stream
+from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, State, Stream
 from forebay.sources import FollowedFiles, Http, Kafka, SocketText
 
 if TYPE_CHECKING:
@@ -67,6 +67,30 @@ def window(http: DataFrame, kafka: DataFrame) -> DataFrame:
         .agg({"number": "sum", "*": "count"})
         .selectExpr("source", "`sum(number)` AS total", "`count(1)` AS records")
     )
+
+
+def _sums(http: DataFrame, kafka: DataFrame) -> DataFrame:
+    records = _union(_records(http, "body"), _records(kafka, "value"))
+    return (
+        records.groupBy("source")
+        .agg({"number": "sum", "*": "count"})
+        .selectExpr("source", "`sum(number)` AS more", "`count(1)` AS more_records")
+    )
+
+
+@numbered.output(
+    inputs=[http, kafka],
+    state=State("source STRING", "total BIGINT, records BIGINT", keys=_sums, buckets=4),
+    sink=ParquetSink(os.environ["CHAOS_OUTPUT"] + "/totals"),
+)
+def totals(http: DataFrame, kafka: DataFrame, state: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return the count and sum of all records up to this batch, of the sources that it has records of."""
+    changed = (
+        _sums(http, kafka)
+        .join(state, "source", "left")
+        .selectExpr("source", "coalesce(total, 0) + more AS total", "coalesce(records, 0) + more_records AS records")
+    )
+    return changed, changed
 
 
 @delivered.output(inputs=[http, kafka], sink=PostgresSink(EnvVar("CHAOS_TARGET"), "delivered"))

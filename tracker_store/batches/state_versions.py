@@ -81,6 +81,18 @@ class StateVersion:
     replay: int | None
 
 
+def head_version(connection: sa.Connection, pipeline_id: int, output: str) -> VersionKey | None:
+    """Return which version of an output's state counts; None: it has none. No locks; by the primary key."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT batch_time, attempt FROM forebay.state_heads WHERE pipeline_id = :pipeline AND output = :output"
+            ),
+            {"pipeline": pipeline_id, "output": output},
+        ).one_or_none()
+    return None if row is None else VersionKey(row.batch_time, row.attempt)
+
+
 def state_to_read(
     connection: sa.Connection, *, pipeline_id: int, output: str, batch_time: datetime, forward: int | None = None
 ) -> StateToRead:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tracker_store.connection.engine import named_failures
+from tracker_store.reports.rows import read_statement
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -45,3 +46,76 @@ def list_states(connection: sa.Connection) -> list[StateStatus]:
             """)
         ).all()
     return [StateStatus(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputState:
+    """Hold what `forebay status` says of a declared output with a state; the fields are null before its first version.
+
+    Attributes:
+        keys: how many it has; None: not known.
+        bytes: the length of what its newest version wrote: all that is stored costs the stored versions.
+        waits_for: the quarantined batch without a result of the output that later batches are BLOCKED by.
+        replay: the replay forward that is not finished, with its state and its progress; None: there is none.
+    """
+
+    pipeline: str
+    output: str
+    batch_time: datetime | None
+    keys: int | None
+    bytes: int | None
+    next_expiry: datetime | None
+    waits_for: datetime | None
+    replay: int | None
+    replay_state: str | None
+    replay_from: datetime | None
+    replayed_to: datetime | None
+    replay_to: datetime | None
+
+
+def output_states(connection: sa.Connection, pipeline: str | None = None) -> list[OutputState]:
+    """Return the declared outputs with a state, of one pipeline or all, by name.
+
+    No locks; a few probes for each, by primary keys and partial indexes: never its versions, as `list_states` does.
+    """
+    return read_statement(
+        connection,
+        OutputState,
+        """
+        SELECT p.name, o.output, s.batch_time, s.keys, s.bytes, s.next_expiry, hole.batch_time, s.replay,
+            s.replay_state, s.replay_from, s.replayed_to, s.replay_to
+        FROM forebay.pipelines p
+        CROSS JOIN LATERAL (
+            SELECT declared.key AS output, declared.value -> 'state' ->> 'on_failure' AS on_failure
+            FROM jsonb_each(p.declaration -> 'outputs') AS declared
+            WHERE declared.value -> 'state' IS NOT NULL
+        ) AS o
+        LEFT JOIN forebay.state_status s ON s.pipeline_id = p.id AND s.output = o.output
+        LEFT JOIN LATERAL (
+            SELECT b.batch_time
+            FROM forebay.batches b
+            WHERE b.pipeline_id = p.id
+              AND b.state = 'QUARANTINED'
+              AND b.batch_time > coalesce(s.batch_time, '-infinity')
+              AND o.on_failure IS DISTINCT FROM 'skip'
+              AND NOT EXISTS (
+                  SELECT
+                  FROM forebay.output_commits c
+                  WHERE c.pipeline_id = p.id AND c.output = o.output AND c.batch_time = b.batch_time
+                  OFFSET 0
+              )
+              -- The output may not be due in that batch: then nothing waits for it.
+              AND EXISTS (
+                  SELECT
+                  FROM forebay.batches later
+                  WHERE later.pipeline_id = p.id AND later.state = 'BLOCKED' AND later.batch_time > b.batch_time
+                  OFFSET 0
+              )
+            ORDER BY b.batch_time
+            LIMIT 1
+        ) AS hole ON true
+        WHERE p.removed_at IS NULL AND (CAST(:pipeline AS text) IS NULL OR p.name = :pipeline)
+        ORDER BY p.name, o.output
+        """,
+        {"pipeline": pipeline},
+    )

@@ -240,6 +240,7 @@ def _report(found: SystemStatus) -> dict[str, object]:
         "batches": _rows(found.batches),
         "scaling": _scalings(found),
         "decisions": _rows(found.decisions),
+        "states": _rows(found.states),
         "unreachable": _rows(found.unreachable),
         "problems": _rows(problems(found)),
     }

@@ -13,6 +13,7 @@ import dagster as dg
 import structlog
 
 from orchestration.dagster_defs.shared.partitions import partition_key
+from orchestration.dagster_defs.shared.state_assets import state_materialization
 from orchestration.dagster_defs.shared.stream_assets import stream_key
 from tracker_store.long_texts import shortened
 
@@ -139,6 +140,7 @@ class CommittedOutputs:
             key = self._pipeline.outputs[result.output].asset_key
             if key in selected and partition_key(self._pipeline, batch_time) is None:
                 yield dg.MaterializeResult(asset_key=key, metadata=self._shown(batch_time, result))
+                self._report_state(batch_time, result)
             else:
                 self._report(batch_time, result)
 
@@ -154,6 +156,17 @@ class CommittedOutputs:
                 metadata=self._shown(batch_time, result),
             )
         )
+        self._report_state(batch_time, result)
+
+    def _report_state(self, batch_time: datetime, result: OutputResult) -> None:
+        """Report how the output's state was changed, if it was. Never raises: nothing is below that asset."""
+        event = state_materialization(self._pipeline.outputs[result.output], batch_time, result)
+        if event is None:
+            return
+        try:
+            self._context.log_event(event)
+        except Exception as error:  # noqa: BLE001  a storage may raise anything
+            log.warning("can't report a state to Dagster", error=shortened(str(error), 500))
 
     def _shown(self, batch_time: datetime, result: OutputResult) -> Metadata:
         made_by = self._pipeline.code_version if result.committed_by is None else None

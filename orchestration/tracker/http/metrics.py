@@ -40,6 +40,7 @@ _RECEIVER = ("stream", "receiver")
 _READER = ("reader", "stream")
 _STREAM = ("pipeline", "stream")
 _SUM = ("stream",)
+_OUTPUT = ("pipeline", "output")
 _UNREAD = (*_RECEIVER, "unit")
 _UNREAD_SUM = (*_SUM, "unit")
 
@@ -85,6 +86,12 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
         "Records that its query has not committed, including those of its last batch",
     ),
     "forebay_reader_waiting_bytes": (_READER, "Bytes of these records as stored; clean-up must keep them"),
+    "forebay_state_keys": (_OUTPUT, "Keys in the output's state; no value where it is not known"),
+    "forebay_state_bytes": (_OUTPUT, "Bytes that the newest batch in the output's state has written of it"),
+    "forebay_state_replay": (
+        _OUTPUT,
+        "1 while a replay forward of the output is not finished, for which its new batches wait, else 0",
+    ),
     "forebay_stream_receivers": ((*_SUM, "state"), "Receivers of the stream in this state"),
     "forebay_stream_degraded_receivers": (
         (*_SUM, "cause"),
@@ -280,6 +287,11 @@ def _pipelines(progress: SystemProgress) -> Iterator[_Sample]:
         labels = (reader.reader, reader.stream)
         yield "forebay_reader_waiting_records", labels, reader.waiting_records
         yield "forebay_reader_waiting_bytes", labels, reader.waiting_bytes
+    for kept in progress.states:
+        labels = (kept.pipeline, kept.output)
+        yield "forebay_state_keys", labels, kept.keys
+        yield "forebay_state_bytes", labels, kept.bytes
+        yield "forebay_state_replay", labels, kept.replay is not None
     for stored in progress.codecs:
         labels = (stored.stream, stored.codec)
         yield "forebay_stream_stored_blocks_total", labels, stored.blocks

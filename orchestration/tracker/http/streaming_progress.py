@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tracker_store.batches.readers import ReaderLag, list_readers
 from tracker_store.reports import streaming_statistics as store
+from tracker_store.reports.state_status import output_states
 from tracker_store.reports.status import PipelineStatus, StreamLag, pipeline_status_with, stream_lag
 from tracker_store.schema.states import BatchState
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from tracker_store.reports.state_status import OutputState
     from tracker_store.reports.streaming_statistics import (
         Added,
         ReceiverCounters,
@@ -120,6 +122,7 @@ class SystemProgress:
     statuses: Sequence[PipelineStatus]
     readers: Sequence[ReaderLag]
     codecs: Sequence[StreamCodec] = ()
+    states: Sequence[OutputState] = ()
 
 
 @dataclass(slots=True)
@@ -189,6 +192,7 @@ class StreamingProgress:
             pipeline_status_with(connection, lags),
             list_readers(connection),
             store.stream_codecs(connection),
+            output_states(connection),
         )
         self._counters = {row.receiver_id: row for row in counters}
         return progress

@@ -241,7 +241,9 @@ def test_the_commands_of_the_pages_run(system: System, tmp_path: Path, quarantin
     system.receive(["later"])
     third = system.allocate(3)
     system.run(pipeline, third, 1)
-    ran = commands("how-to/replay.md", first, third)
+    # Those of an output with a state have a test of their own (test_state_forward.py).
+    of_page = commands("how-to/replay.md", first, third)
+    ran = [words for words in of_page if words[0] == "batches" and "--forward" not in words]
     assert len(ran) == 6
     for words in ran:
         answer = forebay(*words, "--json")

@@ -42,10 +42,11 @@ def test_bash_completes_commands_options_and_names(engine: sa.Engine, database_u
         return offered(line, home=tmp_path, database_url=url)
 
     assert offers("forebay re") == {"receivers", "readers"}, "`receiver` and `reference` are hidden"
-    assert offers("forebay --version st") == {"status", "stop", "start", "streams"}
+    assert offers("forebay --version st") == {"state", "status", "stop", "start", "streams"}
     assert offers("forebay batches --st") == {"--state"}
     assert offers("forebay batches --state C") == {"COMPLETED"}
     # On a busy machine the answer may take longer than a shell waits.
     eventually(lambda: offers("forebay receivers pause li") == {"lines", "lines/1", "lines/2"}, "the receivers' names")
     eventually(lambda: offers("forebay batches show words 2") == {"20260101T120010Z"}, "the pipeline's batch")
+    eventually(lambda: offers("forebay state resume w") == {"words"}, "the pipeline's name")
     assert offers("forebay streams remove l", url="postgresql://127.0.0.1:1/none") == set()

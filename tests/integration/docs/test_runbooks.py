@@ -45,7 +45,7 @@ FORBIDDEN = {("batch-failed", "stop"), ("receiver-killed", "blocks repair"), ("r
 METRICS = metrics.METRICS.keys() | {"up"}
 _COMMAND = re.compile(r"^ *(?:\$ )?(forebay .*)$", re.MULTILINE)
 _STATEMENT = re.compile(r"^ *(?:SELECT|INSERT|UPDATE|DELETE|WITH|ALTER|CREATE|DROP|TRUNCATE)\b", re.MULTILINE)
-#: Pages whose lines with a `$` tests/integration/cli/test_batches.py runs.
+#: Pages whose lines with a `$` tests/integration/cli/test_batches.py runs, or test_state_forward.py beside it.
 TYPED = ("how-to/replay.md", "runbooks/batch-failed.md")
 
 

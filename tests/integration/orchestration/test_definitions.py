@@ -22,6 +22,7 @@ from forebay import (
     ParquetSink,
     Pipeline,
     PostgresSink,
+    State,
     Stream,
 )
 from forebay.cli.instance.dagster_home import write_dagster_home
@@ -78,6 +79,17 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
     assert word_counts.group_name == "word_count"
     assert word_counts.parent_keys == {dg.AssetKey(["forebay", "lines"])}
     assert graph.get(dg.AssetKey(["forebay", "lines"])).group_name == "forebay_streams"
+
+
+def test_a_state_is_an_asset_below_its_output(pipeline: Pipeline) -> None:
+    [lines] = pipeline.streams
+    state = State("word STRING", "n BIGINT", keys=lambda frame: frame)
+    pipeline.output(inputs=[lines], state=state, sink=ParquetSink("totals"), name="totals")(lambda frame, state: state)
+    key = dg.AssetKey(["word_count", "totals", "state"])
+    found = build_definitions(pipeline).get_repository_def().asset_graph.get(key)
+    assert found.parent_keys == {dg.AssetKey(["word_count", "totals"])}
+    assert found.group_name == "word_count"
+    assert (found.metadata["key"], found.is_materializable) == (["word"], False)
 
 
 def test_asset_key_serves_a_downstream_asset(pipeline: Pipeline) -> None:

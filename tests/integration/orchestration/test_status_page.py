@@ -21,7 +21,10 @@ from tests.support.driver_log.declared_records import declare_records
 from tests.support.driver_log.eventful_log import COMPLETED, make_eventful_log
 from tests.support.driver_log.filled_log import Size, fill, reading
 from tests.support.driver_log.log import INTERVAL, NOON
+from tests.support.driver_log.stated_log import DECLARATION, OUTPUT, StatedLog, batch_time
 from tests.support.driver_log.stored_letters import Letters
+from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.state_replays import begin_state_replay
 from tracker_store.blocks.stream_schemas import register_schema
 from tracker_store.connection.engine import create_engine
 from tracker_store.receivers.agents import list_agents
@@ -195,6 +198,19 @@ def test_empty_batches_push_no_event_off_the_pages(log: Log, url: str) -> None:
     assert "no records" not in text_of(page)
     [older] = re.findall(r'href="(/status/events\?before=[^"]+)" rel="next"', page)
     assert "pipeline_started words" in text_of(ask(url, older).text)
+
+
+def test_a_pipeline_shows_the_states_of_its_outputs(log: Log, url: str) -> None:
+    assert "Next expiry" not in ask(url, WORDS).text
+    apply_pipeline(log.connection, name="words", declaration=DECLARATION, stream_ids=[log.stream_id], interval=INTERVAL)
+    stated = StatedLog(log)
+    stated.run(1, next_expiry=batch_time(9))
+    shown = f"{OUTPUT} {batch_time(1):%Y-%m-%d %H:%M:%S} – 400 B {batch_time(9):%Y-%m-%d %H:%M:%S}"  # noqa: RUF001
+    assert f"{shown} –" in text_of(ask(url, WORDS).text)  # noqa: RUF001
+    replay = begin_state_replay(log.connection, pipeline_id=log.pipeline_id, output=OUTPUT, from_time=batch_time(1))
+    said = f"replay {replay}, RUNNING: no result is from replay {replay} yet"
+    assert f"{shown} {said}" in text_of(ask(url, WORDS).text)
+    assert f"Output {OUTPUT} of words is in replay {replay}" in text_of(ask(url, "/status").text)
 
 
 def test_what_is_not_there_is_404(log: Log, url: str) -> None:

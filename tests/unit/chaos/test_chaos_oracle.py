@@ -95,6 +95,24 @@ def test_window_is_the_batches_within_its_length_up_to_its_own() -> None:
         assert "12:00:20" in violation.text
 
 
+def test_totals_are_of_all_batches_up_to_their_own() -> None:
+    step = timedelta(seconds=5)
+    seen = {NOON + step * number: batch(number) + batch(9, source="socket") for number in range(1, 4)}
+    right = {NOON + step: window(1, 1), NOON + 2 * step: window(2, 3), NOON + 3 * step: window(3, 6)}
+    assert oracle.wrong_totals(seen, right) == []
+    for wrong in (
+        window(3, 5),
+        window(2, 6),
+        [],
+        window(3, 6) * 2,
+        [*window(3, 6), {"source": "kafka", "records": 1, "total": 9}],
+    ):
+        [violation] = oracle.wrong_totals(seen, right | {NOON + 3 * step: wrong})
+        assert "12:00:15" in violation.text
+    [violation] = oracle.wrong_totals(seen, right | {NOON + 4 * step: window(3, 6)})
+    assert "12:00:20" in violation.text, "the batch has no record"
+
+
 def test_window_covers_only_its_own_sources() -> None:
     assert oracle.wrong_windows({NOON: batch(1) + batch(5, source="socket")}, {NOON: window(1, 1)}) == []
 

@@ -37,6 +37,8 @@ NO_JSON = {
     "tap": _RECORDS,
     "db describe": "it prints a page in Markdown",
 }
+#: Commands that ask because results of many batches are replaced; `state undo` takes back what the other one did.
+REPLACES = {"batches replay", "state undo"}
 #: Commands after which something is gone.
 DESTROYS = {
     "agents forget",
@@ -124,11 +126,11 @@ def test_a_command_takes_json_unless_there_is_a_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_destroys_asks_or_takes_yes(name: str) -> None:
-    assert ("--yes" in options(name)) is (name in DESTROYS)
+    assert ("--yes" in options(name)) is (name in DESTROYS | REPLACES)
 
 
 def test_the_lists_name_commands() -> None:
-    assert NO_JSON.keys() | DESTROYS | FINDINGS.keys() <= COMMANDS.keys()
+    assert NO_JSON.keys() | DESTROYS | REPLACES | FINDINGS.keys() <= COMMANDS.keys()
 
 
 def test_nobody_is_asked_without_a_terminal(

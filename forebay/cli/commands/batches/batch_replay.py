@@ -119,7 +119,10 @@ def replay(
         forebay batches replay words 12:00:00 --forward
     """
     if forward:
-        _forward(pipeline, batch_time, output or [], module=module, yes=yes)
+        if from_time or to_time or failed_outputs_only or quarantined:
+            message = "--forward runs TIME and every later batch: it takes no --from, --to, or choice of batches"
+            raise typer.BadParameter(message)
+        _forward(pipeline, batch_time, output or [], module=module, yes=yes, as_json=as_json)
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     if batch_time and (from_time or to_time):
         message = "give TIME for one batch, or --from and --to for a range, not both"
@@ -173,7 +176,9 @@ def replay(
     raise typer.Exit(0 if all(row.outcome == "replayed" for row in rows) else 1)
 
 
-def _forward(pipeline: str, batch_time: str, outputs: list[str], *, module: str | None, yes: bool) -> NoReturn:
+def _forward(
+    pipeline: str, batch_time: str, outputs: list[str], *, module: str | None, yes: bool, as_json: bool
+) -> NoReturn:
     """Run the batch and every later one again, and exit."""
     if not batch_time:
         message = "--forward needs TIME, the first batch to run again"
@@ -181,7 +186,8 @@ def _forward(pipeline: str, batch_time: str, outputs: list[str], *, module: str 
     with driver_log(Console(stderr=True), application_name="forebay batches replay") as connection:
         pipeline_id = get_pipeline(connection, pipeline).pipeline_id
         first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline, latest_of=REPLAYABLE).batch_time
-    raise typer.Exit(0 if replay_from(pipeline, first, outputs, module=module, yes=yes) else 1)
+    done = replay_from(pipeline, first, outputs, module=module, yes=yes, as_json=as_json)
+    raise typer.Exit(0 if done else 1)
 
 
 def _in_process(

@@ -15,7 +15,7 @@ from forebay.cli.commands.state.state_replay import resume, undo
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
-from forebay.cli.terminal.failures import CommandError
+from forebay.cli.terminal.failures import CommandError, clear_errors
 from forebay.cli.terminal.tables import print_table
 from orchestration.declarations.settings import Settings
 from receiver_runtime.block_store.roots import root_names
@@ -51,10 +51,12 @@ At = Annotated[
 def states(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
     """List the state of each output that has one: up to which batch, how many keys, how much is stored.
 
-    Times are UTC. For example:
+    Times are UTC.
 
-        forebay state
-        forebay state --json
+    For example:
+
+        forebay state list
+        forebay state list --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -93,20 +95,23 @@ def show(
     at: At = "",
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Show the value of one key. The exit code is 1 if the key has none.
+    """Show the value of one key.
+
+    The exit code is 1 if the key has none.
 
     For example:
 
         forebay state show visits totals ann
-        forebay state show visits totals ann --at 2026-01-31T12:00:00Z
+        forebay state show visits totals ann --at 12:00:00
     """
     console = Console(highlight=False, stderr=as_json)
-    with driver_log(console, application_name=APPLICATION) as connection:
-        stored = _stored(connection, pipeline, output, at)
-    try:
-        row = stored.row_of(key)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+    with clear_errors(console):
+        with driver_log(console, application_name=APPLICATION) as connection:
+            stored = _stored(connection, pipeline, output, at)
+        try:
+            row = stored.row_of(key)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
     time = stored.batch_time.isoformat()
     if as_json:
         value = None if row is None else {name: _plain(value) for name, value in row.items()}
@@ -125,6 +130,7 @@ def export(
     output: OutputName,
     to: Annotated[Path, typer.Option("--to", help="A new Parquet file.")],
     at: At = "",
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Write the whole state to a Parquet file: a row for each key.
 
@@ -132,14 +138,29 @@ def export(
 
         forebay state export visits totals --to totals.parquet
     """
+    console = Console(highlight=False, stderr=True)
+    with clear_errors(console):
+        if to.exists():
+            message = f"{to} exists: give the name of a new file"
+            raise CommandError(message)
+        with driver_log(console, application_name=APPLICATION) as connection:
+            stored = _stored(connection, pipeline, output, at)
+        try:
+            rows = _write(stored, to)
+        except OSError as error:
+            message = f"{to} can't be written: {error}"
+            raise CommandError(message) from error
+    time = stored.batch_time.isoformat()
+    if as_json:
+        typer.echo(json.dumps({"file": str(to), "keys": rows, "batch_time": time}))
+    else:
+        console.print(f"{to}: {rows:,} keys, after batch {time}", markup=False)
+
+
+def _write(stored: StoredState, to: Path) -> int:
+    """Write all keys to a file, which appears when it is whole; return how many. Raises OSError."""
     import pyarrow.parquet as pq  # noqa: PLC0415  slow to load
 
-    console = Console(highlight=False, stderr=True)
-    with driver_log(console, application_name=APPLICATION) as connection:
-        stored = _stored(connection, pipeline, output, at)
-    if to.exists():
-        message = f"{to} exists: give the name of a new file"
-        raise CommandError(message)
     part, rows = to.with_name(f"{to.name}.part"), 0
     try:
         with pq.ParquetWriter(part, stored.given_schema()) as writer:
@@ -149,7 +170,7 @@ def export(
         part.replace(to)
     finally:
         part.unlink(missing_ok=True)
-    console.print(f"{to}: {rows:,} keys, after batch {stored.batch_time.isoformat()}", markup=False)
+    return rows
 
 
 def _stored(connection: sa.Connection, pipeline: str, output: str, at: str) -> StoredState:
@@ -186,9 +207,8 @@ def _key(connection: sa.Connection, pipeline: str, pipeline_id: int, output: str
             message = f"batch {time.isoformat()} has made no version of the state of output {output}"
             raise CommandError(message)
         return VersionKey(time, commit.state_attempt)
-    for row in list_states(connection):
-        if (row.pipeline, row.output) == (pipeline, output):
-            return VersionKey(row.batch_time, row.attempt)
+    if (found := state_versions.head_version(connection, pipeline_id, output)) is not None:
+        return found
     message = f"output {output} of pipeline {pipeline} has no state: `forebay state` lists those that have one"
     raise CommandError(message)
 

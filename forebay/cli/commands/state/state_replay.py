@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from forebay.cli.commands.batches.batch_bisect import declared_pipeline
 from forebay.cli.commands.batches.batch_times import PipelineName  # noqa: TC001  Typer reads it
+from forebay.cli.commands.batches.replay_following import ReplayedRow
 from forebay.cli.instance import names
 from forebay.cli.instance.database import database_url, driver_log
 from forebay.cli.services.running_module import UNLESS_GIVEN
@@ -24,6 +26,7 @@ from tracker_store.batches.state_replays import (
     begin_state_replay,
     forward_cost,
     resume_state_replay,
+    state_replay,
     state_replays,
     undo_state_replay,
 )
@@ -42,11 +45,14 @@ OutputName = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="The output with the state.", autocompletion=names.outputs)
 ]
 Module = Annotated[str | None, typer.Option(help=f"The module that declares it; {UNLESS_GIVEN}.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
-def replay_from(pipeline: str, from_time: datetime, outputs: list[str], *, module: str | None, yes: bool) -> bool:
+def replay_from(
+    pipeline: str, from_time: datetime, outputs: list[str], *, module: str | None, yes: bool, as_json: bool
+) -> bool:
     """Begin a replay forward, after a question, and run it here; return whether it came to its end."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
         row = get_pipeline(connection, pipeline)
         stateful = [
@@ -68,28 +74,31 @@ def replay_from(pipeline: str, from_time: datetime, outputs: list[str], *, modul
             "committed.",
             markup=False,
         )
-        confirm("Run them again?", yes=yes)
+        confirm("Run them again?", yes=yes, err=as_json)
         replay_id = begin_state_replay(connection, pipeline_id=row.pipeline_id, output=output, from_time=from_time)
-        return _carry_on(console, connection, pipeline, replay_id, module)
+        return _carry_on(console, connection, pipeline, replay_id, module, as_json=as_json)
 
 
 def resume(
     pipeline: PipelineName,
     output: OutputName,
     module: Module = None,
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Go on with a replay of an output's state that was stopped, failed or killed, in this process.
 
-    Its results so far stay. For example:
+    Its results so far stay. The exit code is 1 if a batch failed: the replay is stopped then.
+
+    For example:
 
         forebay state resume visits totals
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
         found = _unfinished(connection, pipeline, output)
         if found.state is StateReplayState.STOPPED:
             resume_state_replay(connection, found.replay_id)
-        is_done = _carry_on(console, connection, pipeline, found.replay_id, module)
+        is_done = _carry_on(console, connection, pipeline, found.replay_id, module, as_json=as_json)
     raise typer.Exit(0 if is_done else 1)
 
 
@@ -98,15 +107,18 @@ def undo(
     output: OutputName,
     module: Module = None,
     yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Undo the newest replay of an output's state: each batch gets the result and the state again that it had.
 
     The results are computed again, by the code as it is now, from the state that each batch had read. So declare the
-    function as it was before, if it was changed. For example:
+    function as it was before, if it was changed. The exit code is 1 if a batch failed; the same command goes on then.
+
+    For example:
 
         forebay state undo visits totals
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
         row = get_pipeline(connection, pipeline)
         found = next(iter(state_replays(connection, pipeline_id=row.pipeline_id, output=output)), None)
@@ -114,9 +126,9 @@ def undo(
             message = f"the state of output {output} was never replayed: there is nothing to undo"
             raise CommandError(message)
         if found.state is not StateReplayState.UNDOING:
-            confirm(f"Undo replay {found.replay_id}, from {found.from_time.isoformat()} on?", yes=yes)
+            confirm(f"Undo replay {found.replay_id}, from {found.from_time.isoformat()} on?", yes=yes, err=as_json)
             undo_state_replay(connection, found.replay_id)
-        is_done = _carry_on(console, connection, pipeline, found.replay_id, module)
+        is_done = _carry_on(console, connection, pipeline, found.replay_id, module, as_json=as_json)
     raise typer.Exit(0 if is_done else 1)
 
 
@@ -129,7 +141,29 @@ def _unfinished(connection: sa.Connection, pipeline: str, output: str) -> StateR
     raise CommandError(message)
 
 
-def _carry_on(console: Console, connection: sa.Connection, pipeline: str, replay_id: int, module: str | None) -> bool:
+def _carry_on(
+    console: Console, connection: sa.Connection, pipeline: str, replay_id: int, module: str | None, *, as_json: bool
+) -> bool:
+    rows: list[ReplayedRow] = []
+    is_done = _run(console, connection, pipeline, replay_id, module, rows)
+    found = state_replay(connection, replay_id)
+    if as_json:
+        batches = [{"batch_time": r.batch_time.isoformat(), "outcome": r.outcome, "detail": r.detail} for r in rows]
+        typer.echo(json.dumps({"replay": replay_id, "state": found.state, "batches": batches}))
+    elif is_done:
+        console.print("All of it is done.")
+    return is_done
+
+
+def _run(
+    console: Console,
+    connection: sa.Connection,
+    pipeline: str,
+    replay_id: int,
+    module: str | None,
+    rows: list[ReplayedRow],
+) -> bool:
+    """Run what is left in this process, and add each batch to `rows`; return whether it came to its end."""
     from orchestration.replays.state_forward import replay_forward  # noqa: PLC0415  loads the sinks
     from orchestration.spark.session.session import spark_session  # noqa: PLC0415  loads Spark
 
@@ -155,14 +189,20 @@ def _carry_on(console: Console, connection: sa.Connection, pipeline: str, replay
             )
         )
         for number, replayed in enumerate(replays, start=1):
-            rows = ", ".join(f"{result.rows} rows" for result in replayed.results)
-            said = without_stack(replayed.error) or f"replayed: {rows} in {replayed.seconds:.1f} s"
-            console.print(f"{number} of {total}: {replayed.batch_time.isoformat()} {said}", markup=False)
+            written = ", ".join(f"{result.rows} rows" for result in replayed.replaced)
+            row = (
+                ReplayedRow(replayed.batch_time, "failed", without_stack(replayed.error))
+                if replayed.error
+                else ReplayedRow(replayed.batch_time, "replayed", f"{written} in {replayed.seconds:.1f} s")
+            )
+            rows.append(row)
+            console.print(
+                f"{number} of {total}: {row.batch_time.isoformat()} {row.outcome}: {row.detail}", markup=False
+            )
             if replayed.error:
                 console.print(
                     "The replay is stopped. Fix the cause, and run `forebay state resume`, or `forebay state undo`.",
                     markup=False,
                 )
                 return False
-    console.print("All of it is done.")
     return True

@@ -25,6 +25,7 @@ from tracker_store.batches.run_queue import WaitingRuns
 from tracker_store.batches.streams import UnreadStream
 from tracker_store.host.code_in_force import CodeState
 from tracker_store.receivers.receivers import DEGRADED, NOT_STORING, refused_requests
+from tracker_store.reports.state_status import OutputState
 from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
 if TYPE_CHECKING:
@@ -191,6 +192,39 @@ def test_batches_that_are_tried_again_are_told_with_why() -> None:
         "tried again (ValueError: no)"
         in lines(system(pipeline=replace(HEALTHY, failed_batches=1, retry_reason="ValueError: no")))[0]
     )
+
+
+STATE = OutputState("words", "totals", NOON, 3, 100, None, None, None, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("replay_state", "replayed_to", "said"),
+    [
+        (
+            "STOPPED",
+            NOON + SECOND,
+            "results from 2026-01-01T12:00:00Z up to 2026-01-01T12:00:01Z are from replay 7): forebay state resume",
+        ),
+        (
+            "RUNNING",
+            None,
+            "new batches wait (no result is from replay 7 yet): forebay state resume words totals",
+        ),
+        ("UNDOING", NOON, "are from replay 7 at most, until they are undone): forebay state undo words totals"),
+    ],
+)
+def test_a_replay_forward_that_is_not_finished_is_told_with_its_progress(
+    replay_state: str, replayed_to: datetime | None, said: str
+) -> None:
+    row = replace(STATE, replay=7, replay_state=replay_state, replay_from=NOON, replayed_to=replayed_to)
+    [line] = lines(replace(system(receiver(1)), states=[STATE, row]))
+    assert said in line
+
+
+def test_an_output_that_waits_for_a_quarantined_batch_is_told() -> None:
+    [line] = lines(replace(system(receiver(1)), states=[replace(STATE, waits_for=NOON)]))
+    assert line.startswith("Output totals of words waits for batch 2026-01-01T12:00:00Z, which is quarantined: ")
+    assert line.endswith(": forebay batches replay words 2026-01-01T12:00:00Z")
 
 
 def test_a_quarantined_batch_is_told_with_its_reason_short_enough_for_the_command() -> None:

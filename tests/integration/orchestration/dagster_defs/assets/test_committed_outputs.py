@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.metadata.metadata_set import TableMetadataSet, UriMetadataSet
 
-from forebay import ParquetSink
+from forebay import ParquetSink, State
 from forebay.dagster import build_definitions
 from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
 from orchestration.dagster_defs.assets.replay_job import ReplayConfig
@@ -163,6 +163,43 @@ def test_a_materialization_has_the_figures_that_are_known_when_its_output_is_com
     pipeline_id = get_pipeline(system.connection, "words").pipeline_id
     versions = {commit.code_version for commit in commits_of_batch(system.connection, pipeline_id, words.time)}
     assert versions == {metadata["code_version"].value} != {None}
+
+
+def test_a_batch_that_changes_a_state_is_an_event_of_its_asset(system: System, instance: dg.DagsterInstance) -> None:
+    words = Words(system, instance)
+    words.broken = False
+
+    @words.pipeline.output(
+        inputs=words.pipeline.streams,
+        state=State("value STRING", "n BIGINT", buckets=2),
+        sink=ParquetSink(system.output.with_name("totals")),
+    )
+    def totals(lines: DataFrame, state: DataFrame) -> tuple[DataFrame, DataFrame]:
+        new = lines.where("value <> 'none'").groupBy("value").count()
+        changed = new.join(state, "value", "left").selectExpr("value", "coalesce(n, 0) + count AS n")
+        return changed, changed
+
+    apply(system.connection, [words.pipeline])
+    key = dg.AssetKey(["words", "totals", "state"])
+
+    def events(result: dg.ExecuteInProcessResult) -> list[dict[str, Any]]:
+        return [
+            {name: value.value for name, value in data.materialization.metadata.items()}
+            for entry in instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
+            if entry.dagster_event is not None
+            for data in [entry.dagster_event.step_materialization_data]
+            if data.materialization.asset_key == key
+        ]
+
+    [event] = events(words.run(1))
+    assert (event["batch_time"], event["attempt"]) == (words.time.isoformat(), 1)
+    assert (event["changed_keys"], event["deleted_keys"], event["keys"]) == (1, 0, 1)
+    assert event["bytes"] > 0
+    system.receive(["none"])
+    words.time = system.allocate(2)
+    unchanged = words.run(1)
+    assert unchanged.success
+    assert events(unchanged) == []
 
 
 def test_an_output_that_was_committed_and_not_reported_is_reported_by_the_next_attempt(

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestration.tracker.http.metrics import MAX_RECEIVERS, METRICS, metrics_page
 from orchestration.tracker.http.streaming_progress import ReceiverProgress, SystemProgress
+from tracker_store.reports.state_status import OutputState
 from tracker_store.reports.streaming_statistics import ReceiverCounters, StreamCodec
 from tracker_store.schema.states import ReceiverState
 
@@ -109,6 +110,20 @@ def test_what_sources_have_is_summed_by_unit_and_the_oldest_counts() -> None:
     assert found["forebay_receiver_fetched_records", "2", "lines"] == 20
     assert ("forebay_receiver_fetched_records", "3", "lines") not in found
     assert ("forebay_receiver_partitions", "4", "lines") not in found
+
+
+def test_a_state_has_its_keys_its_bytes_and_whether_it_is_replayed() -> None:
+    nothing = (None, None, None, None, None, None)
+    states = [
+        OutputState("words", "totals", None, 3, 100, None, *nothing),
+        OutputState("words", "visits", None, None, 200, None, None, 7, "STOPPED", None, None, None),
+    ]
+    text = metrics_page(SystemProgress([], [], [], [], [], states=states), term=None, lease_ages={})[0].decode()
+    assert 'forebay_state_keys{output="totals",pipeline="words"} 3.0' in text
+    assert 'forebay_state_keys{output="visits"' not in text, "it is not known"
+    assert 'forebay_state_bytes{output="visits",pipeline="words"} 200.0' in text
+    assert 'forebay_state_replay{output="totals",pipeline="words"} 0.0' in text
+    assert 'forebay_state_replay{output="visits",pipeline="words"} 1.0' in text
 
 
 def test_what_a_stream_stored_is_counted_by_codec() -> None:

@@ -1,0 +1,58 @@
+"""Define one external asset per output with a state: batches change it, and each that did is one of its events.
+
+The driver log and the block store hold the state; Dagster only shows how it grows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.dagster_defs.shared.page_links import page_of_pipeline
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from orchestration.batches.attempt_outputs import OutputResult
+    from orchestration.declarations.pipeline import Output, Pipeline
+
+
+def state_key(output: Output) -> dg.AssetKey:
+    """Return the key of the asset of an output's state."""
+    return dg.AssetKey([*output.asset_key.path, "state"])
+
+
+def state_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
+    """Return the assets of the pipeline's states. Nothing computes them: batches that change a state report it."""
+    return [
+        dg.AssetSpec(
+            state_key(output),
+            deps=[output.asset_key],
+            group_name=pipeline.name,
+            description=(
+                f"State of {pipeline.name}.{output.name}: each batch that changed it, with the keys that it changed, "
+                "those that it deleted, how many there are, and the bytes that it wrote. forebay.state_status has more."
+            ),
+            kinds={"forebay"},
+            metadata={**page_of_pipeline(pipeline), "key": list(output.state.schema.key_names)},
+        )
+        for output in pipeline.outputs.values()
+        if output.state is not None
+    ]
+
+
+def state_materialization(output: Output, batch_time: datetime, result: OutputResult) -> dg.AssetMaterialization | None:
+    """Return the event of a batch that changed the output's state; None if this call changed nothing in it."""
+    state = result.state
+    if state is None or not (state.changed or state.deleted):
+        return None
+    counts = {"changed_keys": state.changed, "deleted_keys": state.deleted, "bytes": state.bytes, "keys": state.keys}
+    return dg.AssetMaterialization(
+        state_key(output),
+        metadata={
+            "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
+            "attempt": dg.MetadataValue.int(result.attempt),
+            **{name: dg.MetadataValue.int(count) for name, count in counts.items() if count is not None},
+        },
+    )

@@ -1,0 +1,142 @@
+"""Test `forebay state` and `forebay batches replay --forward`: what they list, show, run, undo and refuse."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from forebay.cli.terminal import confirmation
+from tests.support.driver_log.stated_log import OUTPUT, StatedLog, batch_time, make_stated_log
+from tracker_store.batches.state_replays import begin_state_replay
+from tracker_store.connection.engine import connect
+from tracker_store.reports.state_status import output_states
+from tracker_store.schema.states import AttemptFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("settings_in_environment")
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[StatedLog]:
+    """Return a log whose output `totals` has the state of two batches."""
+    with connect(engine) as connection:
+        made = make_stated_log(connection)
+        made.run(1)
+        made.run(2, next_expiry=batch_time(9))
+        yield made
+
+
+def forebay(*arguments: str) -> tuple[int, str]:
+    answer = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    return answer.exit_code, answer.output
+
+
+def listed() -> list[dict[str, Any]]:
+    code, said = forebay("state", "--json")
+    assert code == 0, said
+    states: list[dict[str, Any]] = json.loads(said)["states"]
+    return states
+
+
+def test_without_a_state_nothing_is_listed(connection: sa.Connection) -> None:
+    make_stated_log(connection)
+    assert forebay("state") == (0, "No output has a state yet.\n")
+    assert listed() == []
+
+
+def test_states_are_listed_with_their_size_and_next_expiry(log: StatedLog) -> None:
+    [row] = listed()
+    assert (row["pipeline"], row["output"], row["batch_time"]) == ("words", OUTPUT, batch_time(2).isoformat())
+    assert (row["keys"], row["versions"], row["stored_bytes"]) == (None, 2, 800)
+    assert (row["next_expiry"], row["replay"]) == (batch_time(9).isoformat(), None)
+    begin_state_replay(log.connection, pipeline_id=log.pipeline_id, output=OUTPUT, from_time=batch_time(2))
+    [row] = listed()
+    assert (row["replay_state"], row["replay_from"]) == ("RUNNING", batch_time(2).isoformat())
+    code, said = forebay("state", "list")
+    assert (code, "800" in said, f"{batch_time(9):%H:%M:%S}" in said, "RUNNING" in said) == (0, True, True, True), said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("state", "show", "words", "other", "ann"), "output other of pipeline words has no state: `forebay state`"),
+        (("state", "show", "other", "totals", "ann"), "'other' is not in the driver log"),
+        (("state", "show", "words", "totals", "ann", "--at", "2100-01-01"), "has no batch at 2100-01-01"),
+        (("state", "resume", "words", "totals"), "no replay of the state of output totals is unfinished"),
+        (("state", "undo", "words", "totals", "--yes"), "the state of output totals was never replayed"),
+        (("batches", "replay", "words", "--forward"), "--forward needs TIME"),
+        (("batches", "replay", "words", "latest", "--forward", "--to", "latest"), "takes no --from, --to"),
+        (("batches", "replay", "words", "latest", "--forward", "--quarantined"), "takes no --from, --to"),
+        (("batches", "replay", "words", "latest", "--forward", "--output", "other"), "give --output, one of totals"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_by_name(log: StatedLog, arguments: tuple[str, ...], said: str) -> None:
+    code, answer = forebay(*arguments)
+    assert code != 0
+    assert said in " ".join(answer.replace("│", " ").split())
+    assert log.head() is not None
+
+
+def test_a_batch_without_a_version_of_its_own_is_named(log: StatedLog) -> None:
+    time = log.allocate(3)
+    code, answer = forebay("state", "show", "words", OUTPUT, "ann", "--at", time.isoformat())
+    assert (code, f"batch {time.isoformat()} has made no version of the state" in answer) == (1, True), answer
+
+
+def test_a_replay_forward_says_what_it_costs_and_asks(log: StatedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmation, "is_terminal", lambda: True)
+    answer = CliRunner().invoke(
+        app, ["batches", "replay", "words", batch_time(1).isoformat(), "--forward"], input="n\n"
+    )
+    said = f"2 batch(es) of output {OUTPUT}, from {batch_time(1).isoformat()} on: "
+    assert (answer.exit_code, said in answer.output) == (1, True), answer.output
+    assert "New batches of it wait until the last of these is committed." in answer.output
+    [row] = listed()
+    assert row["replay"] is None
+    assert log.head() is not None
+
+
+def test_the_status_says_what_a_state_has_and_what_it_waits_for(log: StatedLog) -> None:
+    def state() -> dict[str, Any]:
+        _, said = forebay("status", "--json")
+        [row] = json.loads(said)["states"]
+        return dict(row)
+
+    found = state()
+    assert (found["pipeline"], found["output"], found["batch_time"]) == ("words", OUTPUT, batch_time(2).isoformat())
+    assert (found["keys"], found["bytes"], found["next_expiry"]) == (None, 400, batch_time(9).isoformat())
+    assert (found["waits_for"], found["replay"]) == (None, None)
+    log.quarantine(3)
+    assert state()["waits_for"] is None, "no batch is blocked by it yet"
+    time = log.allocate(4)
+    log.claim(time)
+    log.fail(time, 1, failure=AttemptFailure.BLOCKED)
+    assert state()["waits_for"] == batch_time(3).isoformat()
+    _, said = forebay("status")
+    assert f"Output {OUTPUT} of words waits for batch {batch_time(3):%Y-%m-%dT%H:%M:%SZ}, which is quarantined" in said
+    begin_state_replay(log.connection, pipeline_id=log.pipeline_id, output=OUTPUT, from_time=batch_time(2))
+    assert (state()["replay_state"], state()["replayed_to"]) == ("RUNNING", None)
+    _, said = forebay("status")
+    assert "of its state, which is RUNNING: new batches wait (no result is from replay" in said
+
+
+def test_the_status_of_a_state_costs_no_versions(log: StatedLog) -> None:
+    sent: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, values: Any, *___: object) -> None:  # noqa: ANN401  the driver's
+        sent.append((statement, values))
+
+    sa.event.listen(log.connection, "before_cursor_execute", note)
+    [found] = output_states(log.connection)
+    sa.event.remove(log.connection, "before_cursor_execute", note)
+    assert found.output == OUTPUT
+    [(statement, values)] = sent
+    plan = log.connection.exec_driver_sql(f"EXPLAIN {statement}", values).scalars().all()
+    assert [line for line in plan if "Aggregate" in line] == [], "the sum of all versions' bytes is computed"
