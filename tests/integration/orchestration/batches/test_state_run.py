@@ -13,7 +13,6 @@ from forebay import DeclarationError, ParquetSink, Pipeline, State, Stream
 from forebay.sources import SocketText
 from orchestration.batches.stateful.state_run import StateWaitsError
 from orchestration.declarations.apply import apply
-from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.sink import SinkError
 from orchestration.replays.state_forward import replay_forward
 from orchestration.sinks.parquet_names import batch_stamp
