@@ -632,7 +632,7 @@ def test_what_the_target_has_is_in_the_state(rig: Rig, on_failure: str, events: 
 @pytest.mark.timeout(900)
 def test_state_and_results_are_the_models_whatever_happens(rig: Rig) -> None:
     @settings(
-        max_examples=200 if is_whole() else examples(24),
+        max_examples=200 if is_whole() else examples(12),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         # Each example takes a second: its events say enough without a search for fewer.
