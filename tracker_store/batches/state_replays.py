@@ -105,17 +105,29 @@ def state_replays(connection: sa.Connection, *, pipeline_id: int, output: str | 
     )
 
 
-def begin_state_replay(connection: sa.Connection, *, pipeline_id: int, output: str, from_time: datetime) -> int:
+def begin_state_replay(
+    connection: sa.Connection, *, pipeline_id: int, output: str, from_time: datetime, from_nothing: bool = False
+) -> int:
     """Begin to run the output's batches again from `from_time` up to the head's; returns the replay's id.
 
+    The first one reads what it had read, or `from_nothing` no state, as a new output does.
     From here on clean-up keeps what it reads, and no new batch of the output commits until it is COMPLETED or UNDONE.
     Locks: the pipeline's row FOR SHARE, its receivers' FOR SHARE, the output's head. Raises BlocksNotRetainedError, and
     DriverLogError if there is nothing to replay, or another replay of the output is unfinished.
     """
     with named_failures():
         row = connection.execute(
-            sa.text("SELECT outcome, detail, id FROM forebay.begin_state_replay(:pipeline, :output, :time, :steps)"),
-            {"pipeline": pipeline_id, "output": output, "time": from_time, "steps": CHAIN_STEPS},
+            sa.text("""
+                SELECT outcome, detail, id
+                FROM forebay.begin_state_replay(:pipeline, :output, :time, :steps, :from_nothing)
+            """),
+            {
+                "pipeline": pipeline_id,
+                "output": output,
+                "time": from_time,
+                "steps": CHAIN_STEPS,
+                "from_nothing": from_nothing,
+            },
         ).one()
     if row.outcome == "not retained":
         raise BlocksNotRetainedError(row.detail)

@@ -28,6 +28,7 @@ FINDINGS: Final = {
     "demo": "a result differs from the known answer",
     "doctor": "something is missing or does not work; warnings alone give 0",
     "send": "a line was left out, refused or became a dead letter, or some are only in the spool",
+    "state rebuild": "a batch failed, and the replay is stopped",
     "state resume": "a batch failed, and the replay is stopped",
     "state show": "the key has no value",
     "state undo": "a batch failed; what is left still has the replay's results",

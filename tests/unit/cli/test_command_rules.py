@@ -38,7 +38,7 @@ NO_JSON = {
     "db describe": "it prints a page in Markdown",
 }
 #: Commands that ask because results of many batches are replaced; `state undo` takes back what the other one did.
-REPLACES = {"batches replay", "state undo"}
+REPLACES = {"batches replay", "state rebuild", "state undo"}
 #: Commands after which something is gone.
 DESTROYS = {
     "agents forget",

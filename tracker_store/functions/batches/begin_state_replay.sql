@@ -1,6 +1,7 @@
 -- begin_state_replay: a person begins to run an output with a state again, from one batch up to the head's batch.
 --
--- Its batches get new versions, in a chain of their own that begins with what the first batch had read. The head stays
+-- Its batches get new versions, in a chain of their own that begins with what the first batch had read, or with nothing
+-- (`from_nothing`), such as when that version is gone, or was made by code that was wrong for long. The head stays
 -- where it is until the last batch is committed; until then no other batch of the output commits.
 -- Refused before anything is written if the first batch has no result of the output and was not quarantined, if another
 -- replay of the output is unfinished, or if a version, or a block of a batch, is gone that the replay would read. From
@@ -9,7 +10,7 @@
 -- its batches' receivers FOR SHARE, by id, which hold back clean-up of blocks; the output's head FOR UPDATE. What can
 -- still be read is checked in later statements.
 CREATE FUNCTION forebay.begin_state_replay(
-    pipeline bigint, output_name text, from_at timestamptz, steps integer)
+    pipeline bigint, output_name text, from_at timestamptz, steps integer, from_nothing boolean DEFAULT false)
 RETURNS TABLE (outcome text, detail text, id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -58,7 +59,9 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    IF named.attempt IS NOT NULL THEN
+    IF from_nothing THEN
+        base_time := NULL;
+    ELSIF named.attempt IS NOT NULL THEN
         base_time := named.read_batch_time;
         base_number := named.read_attempt;
     ELSE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.commands.batches.batch_times import PipelineName, named_batch
-from forebay.cli.commands.state.state_replay import resume, undo
+from forebay.cli.commands.state.state_replay import rebuild, resume, undo
 from forebay.cli.instance import names
 from forebay.cli.instance.database import driver_log
 from forebay.cli.terminal.console import Console
@@ -35,6 +35,7 @@ APPLICATION = "forebay state"
 
 app = typer.Typer(help="State of outputs: list, show, export, resume, undo.", invoke_without_command=True)
 app.command()(resume)
+app.command()(rebuild)
 app.command()(undo)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli.commands.batches.batch_bisect import declared_pipeline
-from forebay.cli.commands.batches.batch_times import PipelineName  # noqa: TC001  Typer reads it
+from forebay.cli.commands.batches.batch_times import TIME_HELP, PipelineName, named_batch
 from forebay.cli.commands.batches.replay_following import ReplayedRow
 from forebay.cli.instance import names
 from forebay.cli.instance.database import database_url, driver_log
@@ -49,7 +49,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 
 def replay_from(
-    pipeline: str, from_time: datetime, outputs: list[str], *, module: str | None, yes: bool, as_json: bool
+    pipeline: str,
+    from_time: datetime,
+    outputs: list[str],
+    *,
+    module: str | None,
+    yes: bool,
+    as_json: bool,
+    from_nothing: bool = False,
 ) -> bool:
     """Begin a replay forward, after a question, and run it here; return whether it came to its end."""
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
@@ -61,9 +68,9 @@ def replay_from(
         chosen = outputs or stateful
         if len(chosen) != 1 or chosen[0] not in stateful:
             message = (
-                f"--forward runs one output with a state: give --output, one of {', '.join(stateful)}"
+                f"this runs one output with a state: give one of {', '.join(stateful)}, with --output or as OUTPUT"
                 if stateful
-                else f"pipeline {pipeline} has no output with a state: replay its batches without --forward"
+                else f"pipeline {pipeline} has no output with a state: `forebay batches replay` runs its batches again"
             )
             raise CommandError(message)
         [output] = chosen
@@ -71,12 +78,41 @@ def replay_from(
         console.print(
             f"{cost.batches:,} batch(es) of output {output}, from {from_time.isoformat()} on: "
             f"{cost.records:,} records, {cost.bytes:,} bytes. New batches of it wait until the last of these is "
-            "committed.",
+            "committed." + (" The state before the first of them is left out." if from_nothing else ""),
             markup=False,
         )
         confirm("Run them again?", yes=yes, err=as_json)
-        replay_id = begin_state_replay(connection, pipeline_id=row.pipeline_id, output=output, from_time=from_time)
+        replay_id = begin_state_replay(
+            connection, pipeline_id=row.pipeline_id, output=output, from_time=from_time, from_nothing=from_nothing
+        )
         return _carry_on(console, connection, pipeline, replay_id, module, as_json=as_json)
+
+
+def rebuild(
+    pipeline: PipelineName,
+    output: OutputName,
+    from_time: Annotated[
+        str, typer.Option("--from", help=f"{TIME_HELP}: the first one to run again.", autocompletion=names.batches)
+    ],
+    module: Module = None,
+    yes: Yes = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Make an output's state again of its batches from one on, as if it had none before, and replace their results.
+
+    It is a replay of the state that begins with nothing: for one whose stored versions are gone, or that was wrong from
+    its beginning. `forebay state resume` and `undo` go on with it, or take it back. The exit code is 1 if a batch
+    failed: it is stopped then.
+
+    For example:
+
+        forebay state rebuild visits totals --from 2026-01-31T12:00:00Z
+    """
+    with driver_log(Console(stderr=True), application_name=APPLICATION) as connection:
+        pipeline_id = get_pipeline(connection, pipeline).pipeline_id
+        first = named_batch(connection, pipeline_id, from_time, pipeline=pipeline).batch_time
+    is_done = replay_from(pipeline, first, [output], module=module, yes=yes, as_json=as_json, from_nothing=True)
+    raise typer.Exit(0 if is_done else 1)
 
 
 def resume(

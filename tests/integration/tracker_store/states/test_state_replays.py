@@ -203,6 +203,16 @@ def test_a_replay_from_the_first_batch_reads_nothing(stated: StatedLog) -> None:
     assert state(stated, replay) is StateReplayState.COMPLETED
 
 
+def test_a_rebuild_reads_nothing_from_whichever_batch_on(stated: StatedLog) -> None:
+    replay = state_replays.begin_state_replay(
+        stated.connection, **stated.where, from_time=batch_time(2), from_nothing=True
+    )
+    assert stated.to_read(batch_time(2), forward=replay).head is None
+    first, *_ = run_all(stated, replay)
+    assert reads(stated, first) is None
+    assert state(stated, replay) is StateReplayState.COMPLETED
+
+
 def test_what_can_not_be_replayed_is_refused(stated: StatedLog) -> None:
     stated.allocate(4, records=False)
     for number, why in ((4, "the newest batch in the state"), (9, "has no batch")):

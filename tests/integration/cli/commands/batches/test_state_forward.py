@@ -89,10 +89,13 @@ def test_a_state_is_shown_exported_replayed_forward_stopped_resumed_and_undone(
     again = CliRunner().invoke(app, ["state", "export", "words", "totals", "--to", str(file)])
     assert (again.exit_code, "give the name of a new file" in again.output) == (1, True)
 
-    replay, state, resume, undo = typed()
+    def at_second(command: list[str]) -> list[str]:
+        return [second.isoformat() if word.startswith("2026-") else word for word in command]
+
+    replay, state, resume, undo, rebuild = typed()
     (tmp_path / "twice").touch()
     (tmp_path / "broken").touch()
-    stopped = forebay(*(second.isoformat() if word.startswith("2026-") else word for word in replay), code=1)
+    stopped = forebay(*at_second(replay), code=1)
     assert (stopped["state"], [row["outcome"] for row in stopped["batches"]]) == ("STOPPED", ["replayed", "failed"])
     assert "bad word" in stopped["batches"][1]["detail"]
     [row] = forebay(*state)["states"]
@@ -109,3 +112,7 @@ def test_a_state_is_shown_exported_replayed_forward_stopped_resumed_and_undone(
     assert (undone["state"], [row["outcome"] for row in undone["batches"]]) == ("UNDONE", ["replayed", "replayed"])
     assert (value("a")["n"], value("b")["n"], value("c")["n"]) == (2, 2, 1)
     assert system.published() == ["a 1", "a 2", "b 1", "b 2", "c 1"]
+
+    assert forebay(*at_second(rebuild))["state"] == "COMPLETED"
+    assert (value("a")["n"], value("b")["n"], value("c")["n"]) == (1, 2, 1)
+    assert system.published() == ["a 1", "a 1", "b 1", "b 2", "c 1"]
