@@ -173,7 +173,8 @@ class ParquetSink(Sink):
 
     def _zone(self) -> FolderZone:
         """Return the zone of the folders that are there, or else of the first one."""
-        with suppress(FileNotFoundError):
+        # A file where the directory is to be is found, and named, by what looks at the directory.
+        with suppress(FileNotFoundError, NotADirectoryError):
             return read_zone((self.path / TIMEZONE).read_bytes())
         if self.timezone in (None, "UTC") or next(self.path.glob("date=*"), None) is not None:
             return UTC_FOLDERS

@@ -37,17 +37,14 @@ def functions_of(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    # Spark's workers import the functions of the pages from here, as they do from a project's folder.
+    made = spark_session(Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2]"), application="tests")
+    # Workers import a page's functions, as those of a project that is installed where Spark runs.
     modules = tmp_path_factory.mktemp("modules")
-    for page in PAGES:
-        for module, code in _FILES.findall((HOW_TO / page).read_text(encoding="utf-8")):
-            (modules / f"{module}.py").write_text(code, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(modules))
-        settings = Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2]")
-        made = spark_session(settings, application="tests")
-        yield
-        made.stop()
+    for module, code in _FILES.findall((HOW_TO / "state.md").read_text(encoding="utf-8")):
+        (modules / f"{module}.py").write_text(code, encoding="utf-8")
+        made.sparkContext.addPyFile(str(modules / f"{module}.py"))
+    yield
+    made.stop()
 
 
 @pytest.fixture

@@ -73,6 +73,16 @@ class _Rows:
         return _Answers(answers)
 
 
+class _Found(list[dict[str, Any]]):
+    """Rows that are here already: nothing is cached of them."""
+
+    def persist(self) -> _Found:
+        return self
+
+    def unpersist(self) -> None:
+        pass
+
+
 class _Answers:
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -81,9 +91,9 @@ class _Answers:
         """Return the answers as rows."""
         return [row for batch in self._batches for row in batch.to_pylist()]
 
-    def select(self, *_: str) -> list[dict[str, Any]]:
+    def select(self, *_: str) -> _Found:
         """Return the answers as rows, with numbers for names."""
-        return self.collect()
+        return _Found(self.collect())
 
 
 def _hashed_rows(frame: Given, columns: Sequence[pa.ChunkedArray], *, key: int, buckets: int) -> _Rows:

@@ -74,7 +74,10 @@ def test_states_are_listed_with_their_size_and_next_expiry(log: StatedLog) -> No
         (("batches", "replay", "words", "--forward"), "--forward needs TIME"),
         (("batches", "replay", "words", "latest", "--forward", "--to", "latest"), "takes no --from, --to"),
         (("batches", "replay", "words", "latest", "--forward", "--quarantined"), "takes no --from, --to"),
-        (("batches", "replay", "words", "latest", "--forward", "--output", "other"), "give one of totals, with --output or as OUTPUT"),
+        (
+            ("batches", "replay", "words", "latest", "--forward", "--output", "other"),
+            "give one of totals, with --output",
+        ),
     ],
 )
 def test_what_can_not_be_done_is_refused_by_name(log: StatedLog, arguments: tuple[str, ...], said: str) -> None:
