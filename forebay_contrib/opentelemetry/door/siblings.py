@@ -188,6 +188,9 @@ class Siblings:
             finally:
                 server.close()
 
+        if name is not None:
+            # Before anything says that this receiver listens: what others pass on waits until it is served.
+            name.listen(_BACKLOG)
         serving = asyncio.ensure_future(serve(name)) if self.can_share else None
         try:
             yield
