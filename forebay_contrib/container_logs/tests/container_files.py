@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FILES = 4
-_ROTATE_BYTES = 80_000
+_ROTATE_BYTES = 240_000
 _PIECE_BYTES = 16_384
 
 
