@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: A bucket is written full once in so many versions: no chain has more.
+#: A bucket is written full once in this many versions: no chain has more.
 FULL_EVERY_VERSIONS = 32
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -98,7 +98,7 @@ def rows_of_keys(
     if not hashes.size:
         return []
     found = [frame.take(pa.array(_positions(_hashes(frame), hashes))) for frame in frames]
-    # Keys of the same hash that nobody asked for are among them.
+    # Keys of the same hash that were not asked for are among them.
     asked = [] if keys is None else [keys.select(names)]
     grouped = _grouped([*(table.select(names) for table in found), *asked], found_in=len(found))
     newest = np.sort(_numbers(grouped["row_max"].drop_null()))

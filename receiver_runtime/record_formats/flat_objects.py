@@ -292,7 +292,7 @@ class _Room:
         return own
 
     def words(self, count: int) -> npt.NDArray[np.void]:
-        """Return for each byte the words that begin at it, so many."""
+        """Return for each byte the ``count`` words that begin at it."""
         if count not in self._words:
             size = count * _WORD
             places = len(self._octets) - size + 1

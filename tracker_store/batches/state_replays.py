@@ -258,6 +258,30 @@ class ForwardCost:
 
 def forward_cost(connection: sa.Connection, *, pipeline_id: int, output: str, from_time: datetime) -> ForwardCost:
     """Count what a replay forward from a batch on would run. No locks; costs these batches."""
+    return _cost(connection, pipeline_id, output, first=from_time)
+
+
+def batches_left(connection: sa.Connection, replay_id: int) -> int:
+    """Count the batches that a replay forward, or its undoing, has left at most. No locks; costs these batches."""
+    replay = state_replay(connection, replay_id)
+    done = None if replay.head is None else replay.head.batch_time
+    if replay.state is StateReplayState.UNDOING:
+        after, last = None, done or replay.to_time
+    else:
+        after, last = done, replay.to_time
+    return _cost(connection, replay.pipeline_id, replay.output, first=replay.from_time, after=after, last=last).batches
+
+
+def _cost(
+    connection: sa.Connection,
+    pipeline_id: int,
+    output: str,
+    *,
+    first: datetime,
+    after: datetime | None = None,
+    last: datetime | None = None,
+) -> ForwardCost:
+    """Count the batches with a result, or quarantined, from `first` on and behind `after`, up to `last` or the head."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -266,35 +290,7 @@ def forward_cost(connection: sa.Connection, *, pipeline_id: int, output: str, fr
                 FROM forebay.batches b
                 JOIN forebay.state_heads h ON h.pipeline_id = b.pipeline_id AND h.output = :output
                 WHERE b.pipeline_id = :pipeline
-                  AND b.batch_time BETWEEN :from AND h.batch_time
-                  AND (
-                      b.state = 'QUARANTINED'
-                      OR EXISTS (
-                          SELECT
-                          FROM forebay.output_commits c
-                          WHERE c.pipeline_id = b.pipeline_id AND c.output = :output AND c.batch_time = b.batch_time
-                          OFFSET 0
-                      )
-                  )
-            """),
-            {"pipeline": pipeline_id, "output": output, "from": from_time},
-        ).one()
-    return ForwardCost(row.batches, row.records, row.bytes)
-
-
-def batches_left(connection: sa.Connection, replay_id: int) -> int:
-    """Count the batches that a replay forward, or its undoing, has left at most. No locks; costs these batches."""
-    replay = state_replay(connection, replay_id)
-    is_undoing = replay.state is StateReplayState.UNDOING
-    after = None if is_undoing or replay.head is None else replay.head.batch_time
-    until = replay.head.batch_time if is_undoing and replay.head is not None else replay.to_time
-    with named_failures():
-        count: int = connection.execute(
-            sa.text("""
-                SELECT count(*)
-                FROM forebay.batches b
-                WHERE b.pipeline_id = :pipeline
-                  AND b.batch_time BETWEEN :from AND :to
+                  AND b.batch_time BETWEEN :first AND coalesce(CAST(:last AS timestamptz), h.batch_time)
                   AND (CAST(:after AS timestamptz) IS NULL OR b.batch_time > :after)
                   AND (
                       b.state = 'QUARANTINED'
@@ -306,12 +302,6 @@ def batches_left(connection: sa.Connection, replay_id: int) -> int:
                       )
                   )
             """),
-            {
-                "pipeline": replay.pipeline_id,
-                "output": replay.output,
-                "from": replay.from_time,
-                "to": until,
-                "after": after,
-            },
-        ).scalar_one()
-    return count
+            {"pipeline": pipeline_id, "output": output, "first": first, "after": after, "last": last},
+        ).one()
+    return ForwardCost(row.batches, row.records, row.bytes)

@@ -152,7 +152,7 @@ class _Keys:
         held = KeyState(found, is_timing_out=is_expired and not rows)
         made: list[Row] = [{"result": dict(row), "change": None} for row in self._one_key(key, rows, held)]
         if held.is_changed or (is_expired and rows):
-            # An expired key that occurs begins anew, with the value that it has.
+            # An expired key that occurs begins again, with the value that it has.
             made.append({"result": None, "change": {**key, **self._value_of(held)}})
         return pa.Table.from_pylist(made, schema=self._schema)
 
