@@ -40,11 +40,14 @@ def read_state(
 ) -> DataFrame:
     """Return the state of the keys that occur and of those that have expired: the state's columns and ``is_expired``.
 
+    A state with groups is read by group: those that occur, and those of which a key has expired.
+
     Args:
         session: runs the tasks when the result is used; each use reads the state again.
         schema: the state's columns.
         chain: the frames of the versions that are needed, the oldest version first.
-        keys: has the columns of the key, and may have others; a key may occur several times. None: every key.
+        keys: has the columns of the key, or of the group, and may have others; a key may occur several times. None:
+            every key.
         batch_time: a key has expired if its time is not after it.
         buckets: of the state.
         roots: of the block store, as its setting has them.
@@ -61,12 +64,12 @@ def read_state(
 
     frames = by_bucket(chain)
     looked_at = [bucket for bucket in frames if keys is None or may_expire(frames[bucket], batch_time)]
-    rows = marks(session, looked_at, schema.key)
+    rows = marks(session, looked_at, schema.group)
     if keys is not None:
-        columns = matched_columns(keys, schema.key, "the keys", exactly=False)
+        columns = matched_columns(keys, schema.group, "the keys", exactly=False)
         # Before there is a state, what occurs is not computed.
         if frames:
-            rows = hashed_rows(keys, columns, key=len(schema.key), buckets=buckets).distinct().unionAll(rows)
+            rows = hashed_rows(keys, columns, key=len(schema.group), buckets=buckets).distinct().unionAll(rows)
     place = StatePlace(roots, block_keys, expected)
     reader = _BucketReader(place, schema, frames, batch_time, takes_all=keys is None)
     types = [kind for _, kind in schema.columns] + ["BOOLEAN"]
@@ -99,11 +102,11 @@ class _BucketReader:
         import pyarrow as pa  # noqa: PLC0415
 
         from orchestration.state.bucketed_rows import buckets_of  # noqa: PLC0415
-        from orchestration.state.state_rows import all_rows, frame_schema, rows_of_keys  # noqa: PLC0415
+        from orchestration.state.state_rows import all_rows, frame_schema, rows_of_groups, rows_of_keys  # noqa: PLC0415
         from orchestration.state.state_segments import read_frame  # noqa: PLC0415
 
         whole = frame_schema(self.schema)
-        of_keys = pa.schema([whole.field(number) for number in range(1 + len(self.schema.key))])
+        of_keys = pa.schema([whole.field(number) for number in range(1 + len(self.schema.group))])
         store = self.place.open()
         for bucket in buckets_of(batches, of_keys):
             frames = self.frames.get(bucket.bucket, ())
@@ -112,7 +115,8 @@ class _BucketReader:
                 found = all_rows(self.schema, tables, self.batch_time)
             else:
                 with_expired = may_expire(frames, self.batch_time)
-                found = rows_of_keys(self.schema, tables, bucket.rows, self.batch_time, with_expired=with_expired)
+                rows = rows_of_keys if self.schema.grouped_by is None else rows_of_groups
+                found = rows(self.schema, tables, bucket.rows, self.batch_time, with_expired=with_expired)
             for table in found:
                 named = table.rename_columns([f"c{number}" for number in range(table.num_columns)])
                 yield from named.to_batches(max_chunksize=_BATCH_ROWS)

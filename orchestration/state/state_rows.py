@@ -23,7 +23,7 @@ from tracker_store.long_texts import shortened
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: Spark's xxhash64 of the key's columns.
+#: Spark's xxhash64 of the columns of the key's group.
 HASH = "_hash"
 #: The time at which the key expires, by its ttl or its own time, whichever comes first.
 EXPIRES = "_expires_at"
@@ -111,6 +111,43 @@ def rows_of_keys(
             is_wanted |= _are_expired(table, batch_time)[rows]
         chosen.append(table.take(pa.array(rows[is_wanted])))
     return _given(schema, chosen, batch_time)
+
+
+def rows_of_groups(
+    schema: StateSchema, frames: Sequence[pa.Table], groups: pa.Table, batch_time: datetime, *, with_expired: bool
+) -> list[pa.Table]:
+    """Return the live rows of some groups, and those of each group of which a key has expired, as ``rows_of_keys``.
+
+    `groups` has ``HASH`` and the columns of a group, which may be there several times.
+    """
+    wanted = [_hashes(groups)]
+    if with_expired:
+        wanted += [_hashes(frame)[_are_expired(frame, batch_time)] for frame in frames]
+    hashes = np.unique(np.concatenate(wanted))
+    found = [frame.take(pa.array(_positions(_hashes(frame), hashes))) for frame in frames]
+    newest = _taken(found, newest_rows([table.select(schema.key_names) for table in found]))
+    live = [table.filter(pc.invert(table[DELETED])) for table in newest]
+    if not any(table.num_rows for table in live):
+        return []
+    rows = pa.concat_tables(live).combine_chunks()
+    asked = [groups.select(schema.group_names)]
+    if with_expired:
+        asked.append(rows.select(schema.group_names).filter(pa.array(_are_expired(rows, batch_time))))
+    return _given(schema, [rows.take(_rows_of(rows.select(schema.group_names), asked))], batch_time)
+
+
+def _rows_of(rows: pa.Table, asked: Sequence[pa.Table]) -> pa.Array:
+    """Return the numbers of the rows that are equal to one of the asked ones, nulls too."""
+    names = [f"k{column}" for column in range(rows.num_columns)]
+    tables = []
+    for table in [rows, *asked]:
+        is_asked = bool(tables)
+        numbers = pa.nulls(table.num_rows, pa.int64()) if is_asked else pa.array(np.arange(table.num_rows))
+        named = table.rename_columns(names).append_column("row", numbers)
+        tables.append(named.append_column("asked", pa.repeat(pa.scalar(is_asked), table.num_rows)))
+    grouped = pa.concat_tables(tables).group_by(names, use_threads=False).aggregate([("row", "list"), ("asked", "max")])
+    of_groups = grouped.filter(grouped["asked_max"])["row_list"].combine_chunks()
+    return pc.drop_null(pc.list_flatten(of_groups))
 
 
 def next_frame(

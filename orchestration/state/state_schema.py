@@ -28,10 +28,15 @@ Columns = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class StateSchema:
-    """Hold a state's columns, each as (name, Spark's type in DDL). Raises ValueError if no state can have them."""
+    """Hold a state's columns, each as (name, Spark's type in DDL). Raises ValueError if no state can have them.
+
+    `grouped_by`: a state is asked for all keys that are equal in this many first columns of the key, which is a
+    *group*; None: in all of them, so that each key is a group of its own.
+    """
 
     key: Columns
     value: Columns
+    grouped_by: int | None = None
 
     def __post_init__(self) -> None:
         """Check the columns."""
@@ -77,18 +82,30 @@ class StateSchema:
         """Return whether each key has a time of its own."""
         return any(name == EXPIRES_AT for name, _ in self.value)
 
+    @property
+    def group(self) -> Columns:
+        """Return the columns of the key that a group is asked for by."""
+        return self.key[: self.grouped_by]
+
+    @property
+    def group_names(self) -> list[str]:
+        """Return the names of the columns that a group is asked for by."""
+        return [name for name, _ in self.group]
+
     def arrow_columns(self) -> Columns:
         """Return the columns with Arrow's types, in text."""
         return parse_ddl(ddl(self.columns)).columns
 
-    def to_row(self) -> dict[str, list[list[str]]]:
+    def to_row(self) -> dict[str, Any]:
         """Return what the driver log keeps."""
-        return {"key": [list(column) for column in self.key], "value": [list(column) for column in self.value]}
+        columns = {"key": [list(column) for column in self.key], "value": [list(column) for column in self.value]}
+        return columns if self.grouped_by is None else {**columns, "grouped_by": self.grouped_by}
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> StateSchema:
         """Read what `to_row` returned."""
-        return cls(*(tuple((name, kind) for name, kind in row[part]) for part in ("key", "value")))
+        key, value = (tuple((name, kind) for name, kind in row[part]) for part in ("key", "value"))
+        return cls(key, value, row.get("grouped_by"))
 
     @staticmethod
     def _check_key(name: str, kind: str) -> None:

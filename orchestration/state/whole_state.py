@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  as Spark's documentation n
 from orchestration.state.state_schema import EXPIRES_AT, IS_EXPIRED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from pyspark.sql import Column, DataFrame
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 
 def of_keys(whole: DataFrame, schema: StateSchema, keys: DataFrame, batch_time: datetime) -> DataFrame:
-    """Return the rows of the keys, and of those that expire, with `is_expired`."""
+    """Return the rows of the keys, or groups, and of those that expire, with `is_expired`."""
     rows = whole.select(*schema.names).withColumn(IS_EXPIRED, _is_expired(schema, batch_time))
-    wanted = keys.select(*schema.key_names).distinct().withColumn("_occurs", F.expr("true"))
-    joined = rows.alias("state").join(wanted.alias("keys"), _equal(schema, "state", "keys"), "left")
-    return joined.where(F.col("_occurs") | F.col(IS_EXPIRED)).select(*(f"state.`{name}`" for name in rows.columns))
+    names = schema.group_names
+    expired = rows.where(F.col(IS_EXPIRED)).select(*names)
+    wanted = keys.select(*names).unionAll(expired).distinct()
+    return rows.alias("state").join(wanted.alias("keys"), _equal(names, "state", "keys"), "left_semi")
 
 
 def changed(whole: DataFrame, changes: DataFrame, schema: StateSchema, batch_time: datetime) -> DataFrame:
@@ -35,7 +37,7 @@ def changed(whole: DataFrame, changes: DataFrame, schema: StateSchema, batch_tim
         whole.select(*schema.names)
         .where(~_is_expired(schema, batch_time))
         .alias("state")
-        .join(changes.alias("changes"), _equal(schema, "state", "changes"), "left_anti")
+        .join(changes.alias("changes"), _equal(schema.key_names, "state", "changes"), "left_anti")
     )
     return rest.unionByName(changes.select(*schema.names))
 
@@ -45,6 +47,6 @@ def _is_expired(schema: StateSchema, batch_time: datetime) -> Column:
     return F.coalesce(F.col(EXPIRES_AT) <= F.lit(batch_time), never) if schema.has_expires_at else never
 
 
-def _equal(schema: StateSchema, left: str, right: str) -> Column:
+def _equal(names: Sequence[str], left: str, right: str) -> Column:
     # A null is a key as any other.
-    return reduce(and_, (F.col(f"{left}.`{name}`").eqNullSafe(F.col(f"{right}.`{name}`")) for name in schema.key_names))
+    return reduce(and_, (F.col(f"{left}.`{name}`").eqNullSafe(F.col(f"{right}.`{name}`")) for name in names))

@@ -105,7 +105,7 @@ def write_state(
     frames = by_bucket(chain)
     full = {bucket for bucket in range(buckets) if is_full_due(bucket, ordinal, frames.get(bucket, ()), batch_time)}
     columns = matched_columns(changes, schema.columns, "the changes", exactly=True)
-    rows = hashed_rows(changes, columns, key=len(schema.key), buckets=buckets)
+    rows = hashed_rows(changes, columns, key=len(schema.group), buckets=buckets)
     if looked_at := full & frames.keys():
         rows = rows.unionAll(marks(session, looked_at, schema.columns))
     place = StatePlace(roots, block_keys, expected, encrypts, min_replicas)

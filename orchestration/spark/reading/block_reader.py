@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from orchestration.spark.reading.allocation import BlockLocation, decode_allocation, location_of
+from orchestration.spark.reading.record_numbers import NUMBERED, numbered
 from receiver_runtime.block_store.frames.columns import fitted
 
 if TYPE_CHECKING:
@@ -42,16 +43,21 @@ MOST_PARTITIONS = 10_000
 class BlockPartition(InputPartition):
     """Name the blocks of one task.
 
-    `expected` are the identities of the block store's roots, by name: see ``open_block_store``.
+    `expected` are the identities of the block store's roots, by name: see ``open_block_store``. `first`: the number of
+    the first of the blocks, of all that are read.
     """
 
     blocks: list[BlockLocation]
     expected: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    first: int = 0
 
-    def __init__(self, blocks: list[BlockLocation], expected: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, blocks: list[BlockLocation], expected: Mapping[str, Sequence[str]] | None = None, first: int = 0
+    ) -> None:
         super().__init__(0)
         self.blocks = blocks
         self.expected = expected or {}
+        self.first = first
 
 
 def partitions_of(
@@ -71,9 +77,9 @@ def partitions_of(
     target = max(target_bytes, sum(costs) // most)
     partitions: list[BlockPartition] = []
     size = 0
-    for location, cost in zip(locations, costs, strict=True):
+    for number, (location, cost) in enumerate(zip(locations, costs, strict=True)):
         if not partitions or size + cost > target:
-            partitions.append(BlockPartition([], expected))
+            partitions.append(BlockPartition([], expected, number))
             size = 0
         partitions[-1].blocks.append(location)
         size += cost
@@ -138,9 +144,15 @@ class ForebayReader(DataSourceReader):
             noted.leave(store)
 
     def _read(self, store: BlockStore, partition: BlockPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415  only workers need it
+
         from receiver_runtime.block_store.frames.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
 
-        for path, offset, length, crc32c, ephemeral in partition.blocks:
+        is_numbered = NUMBERED in self._options
+        schema = self._schema
+        if is_numbered and schema is not None:
+            schema = pa.schema(list(schema)[:-2])
+        for number, (path, offset, length, crc32c, ephemeral) in enumerate(partition.blocks, partition.first):
             try:
                 batches = store.read_batches(path, offset, length, crc32c)
             except (BlockMissingError, BlockCorruptError) as error:
@@ -148,9 +160,12 @@ class ForebayReader(DataSourceReader):
                 if ephemeral and (isinstance(error, BlockMissingError) or store.crash_may_spoil):
                     continue
                 raise
+            first = 0
             if RECORDS in self._options:
-                batches = _some(batches, *map(int, self._options[RECORDS].split(":")))
-            yield from batches if self._schema is None else map(fitted(self._schema), batches)
+                first, end = map(int, self._options[RECORDS].split(":"))
+                batches = _some(batches, first, end)
+            rows = batches if schema is None else map(fitted(schema), batches)
+            yield from numbered(rows, number, first) if is_numbered else rows
 
 
 def _some(batches: Iterable[pa.RecordBatch], first: int, end: int) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,142 @@
+"""Plans windows of one length by event time, with all records of each.
+
+The state keeps each record of windows that are not final once, by its *pane*: the longest span of time that no window
+begins or ends in. A batch reads the panes of the windows that have a new record, or that become final. Loads pyspark.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
+
+from orchestration.batches.stateful.event_records import (
+    AT,
+    BLOCK,
+    END,
+    IDENTITY,
+    NUMBER,
+    RECORD,
+    START,
+    EventPlan,
+    is_up_to,
+    of_micros,
+)
+from orchestration.declarations.state.event_time import WINDOW_END, WINDOW_START
+from orchestration.state.state_schema import EXPIRES_AT, StateSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+    from orchestration.declarations.state.event_time import EventWindow
+
+# A pane's records are read and written by this many tasks.
+PARTS = 16
+# More windows than these become final at once only after a gap; then all of the state is read.
+_MOST_FINAL = 10_000
+_PANE, _PART = "pane", "part"
+
+
+class WindowPlan(EventPlan):
+    """Plan one batch of windows; `watermarks`: before and after it, in microseconds."""
+
+    def __init__(
+        self,
+        window: EventWindow,
+        records: DataFrame,
+        record_type: str,
+        watermarks: tuple[int | None, int | None],
+        *,
+        updates: bool,
+    ) -> None:
+        microsecond = timedelta(microseconds=1)
+        self._length, self._slide, self._pane = (
+            each // microsecond for each in (window.length, window.slide, window.pane)
+        )
+        self.records = records
+        self._type = record_type
+        self._before, self._after = watermarks
+        self._updates = updates
+
+    def schema(self) -> StateSchema:
+        """Return the columns: a group is a part of a pane."""
+        key = ((_PANE, "BIGINT"), (_PART, "INT"), *IDENTITY)
+        return StateSchema(key, ((EXPIRES_AT, "TIMESTAMP"), (AT, "BIGINT"), (RECORD, self._type)), grouped_by=2)
+
+    def groups(self) -> DataFrame | None:
+        """Return the panes of the windows that have a new record, or that become final."""
+        starts = self._touched() if self._updates else self._final()
+        if starts is None:
+            return None
+        last = F.col(START) + F.lit(self._length - self._pane)
+        panes = starts.select(F.explode(F.sequence(F.col(START), last, F.lit(self._pane))).alias(_PANE)).distinct()
+        return panes.select(_PANE, F.explode(F.sequence(F.lit(0), F.lit(PARTS - 1))).alias(_PART))
+
+    def _touched(self) -> DataFrame:
+        """Return the windows that have a new record and are not final."""
+        return in_windows(self.records, self._length, self._slide, self._before).select(START).distinct()
+
+    def _final(self) -> DataFrame | None:
+        """Return the windows that become final, also those without any record; None: that are too many."""
+        session = self.records.sparkSession
+        if self._after is None or self._after == self._before:
+            return session.range(0).select(F.col("id").alias(START))
+        if self._before is None:
+            # There is no state yet.
+            return session.range(0).select(F.col("id").alias(START))
+        first = self._before - (self._before - self._length) % self._slide + self._slide - self._length
+        last = self._after - (self._after - self._length) % self._slide - self._length
+        count = (last - first) // self._slide + 1
+        if count > _MOST_FINAL:
+            return None
+        return session.range(0, max(0, count)).select((F.col("id") * self._slide + F.lit(first)).alias(START))
+
+    def given(self) -> Sequence[DataFrame]:
+        """Return the records of the windows that the result has, with each window's start and end."""
+        columns = [RECORD, AT]
+        rows = in_windows(
+            self.records.select(*columns).unionAll(self._state.select(*columns)),
+            self._length,
+            self._slide,
+            self._before,
+        )
+        if self._updates:
+            rows = rows.join(F.broadcast(self._touched()), START, "left_semi")
+        else:
+            rows = rows.where(is_up_to(F.col(END), self._after))
+        return [rows.select(f"{RECORD}.*", *window_columns())]
+
+    def changes(self) -> DataFrame:
+        """Return the new records that are in a window that is not final. What is final expires by itself."""
+        last = F.col(AT) - F.pmod(F.col(AT), F.lit(self._slide)) + F.lit(self._length)
+        rows = self.records.where(~is_up_to(last, self._after))
+        return rows.select(
+            (F.col(AT) - F.pmod(F.col(AT), F.lit(self._pane))).alias(_PANE),
+            F.pmod(F.col(BLOCK) + F.col(NUMBER), F.lit(PARTS)).cast("int").alias(_PART),
+            *(name for name, _ in IDENTITY),
+            of_micros(last).alias(EXPIRES_AT),
+            AT,
+            RECORD,
+        )
+
+    def replaced(self) -> DataFrame | None:
+        """Return the starts of the windows that have a new record."""
+        return self._touched().select(of_micros(F.col(START)).alias(WINDOW_START)) if self._updates else None
+
+
+def in_windows(records: DataFrame, length: int, slide: int, final: int | None) -> DataFrame:
+    """Return each record once for each of its windows that ends after `final`, with START and END."""
+    at = F.col(AT)
+    last = at - F.pmod(at, F.lit(slide))
+    first = at - F.lit(length) - F.pmod(at - F.lit(length), F.lit(slide)) + F.lit(slide)
+    exploded = records.withColumn(START, F.explode(F.sequence(first, last, F.lit(slide))))
+    rows = exploded.withColumn(END, F.col(START) + F.lit(length))
+    return rows if final is None else rows.where(F.col(END) > F.lit(final))
+
+
+def window_columns() -> list[Column]:
+    """Return the columns that say which window a row is of."""
+    return [of_micros(F.col(START)).alias(WINDOW_START), of_micros(F.col(END)).alias(WINDOW_END)]
