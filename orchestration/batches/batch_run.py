@@ -25,7 +25,7 @@ from orchestration.batches.lost_blocks import LostBlocks, find_lost_blocks, repo
 from orchestration.batches.noted_replicas import report_noted_replicas
 from orchestration.batches.output_run import run_output
 from orchestration.batches.publishing import publish, publish_what_is_left
-from orchestration.batches.stateful.state_function import checked_pair
+from orchestration.batches.stateful.state_function import checked_pair, keys_of
 from orchestration.batches.stateful.state_run import StateRun
 from orchestration.batches.unavailable_store import BLOCK_STORE
 from orchestration.declarations.batch import Batch
@@ -491,25 +491,66 @@ def output_result(
 ) -> DataFrame:
     """Return the result of an output's function for the batch; with a state, write the version that it makes."""
     spark = session()
+    if output.event is not None:
+        assert state is not None
+        return _event_result(output, batch, inputs, settings=settings, session=spark, state=state)
     arguments = {
         parameter: _frame(spark, output, entry, batch, inputs, settings)
         for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
-    frames = list(arguments.values())
     extra: dict[str, Any] = {BATCH_PARAMETER: batch} if output.wants_batch else {}
     if state is None:
         return output.function(**arguments, **extra)  # type: ignore[no-any-return]
-    returned = output.function(**arguments, **{STATE_PARAMETER: state.read(spark, frames)}, **extra)
+    returned = output.function(
+        **arguments, **{STATE_PARAMETER: state.read(spark, keys_of(output, list(arguments.values())))}, **extra
+    )
     result, changes = checked_pair(returned, f"output {output.name!r} of pipeline {batch.pipeline!r}")
     state.write(spark, changes)
     return result
 
 
+def _event_result(
+    output: Output,
+    batch: Batch,
+    inputs: BatchInputs,
+    *,
+    settings: Settings,
+    session: SparkSession,
+    state: StateRun,
+) -> DataFrame:
+    """Return the result of an output by event time, as `output_result`."""
+    from orchestration.batches.stateful.event_batch import EventBatch  # noqa: PLC0415  loads pyspark
+
+    assert output.event is not None
+    frames = [
+        _frame(session, output, entry, batch, inputs, settings, numbered=place in output.event.times)
+        for place, entry in enumerate(output.inputs)
+    ]
+    sources = {
+        place: [f"receiver {block.receiver_id}" for block in inputs.blocks_of(output.inputs[place])]
+        for place in output.event.times
+    }
+    event = EventBatch(output, frames, sources, state.progress(), batch.time)
+    state.follow(event)
+    extra: dict[str, Any] = {BATCH_PARAMETER: batch} if output.wants_batch else {}
+    computed = event.compute(state.read(session, event.keys()), extra)
+    state.write(session, computed.changes)
+    state.replaced = computed.replaced
+    return computed.result
+
+
 def _frame(
-    session: SparkSession, output: Output, entry: Stream | Window, batch: Batch, inputs: BatchInputs, settings: Settings
+    session: SparkSession,
+    output: Output,
+    entry: Stream | Window,
+    batch: Batch,
+    inputs: BatchInputs,
+    settings: Settings,
+    *,
+    numbered: bool = False,
 ) -> DataFrame:
     def read(blocks: Iterable[AllocatedBlock]) -> DataFrame:
-        return _read(session, stream_of(entry), blocks, batch, inputs, settings)
+        return _read(session, stream_of(entry), blocks, batch, inputs, settings, numbered=numbered)
 
     if not isinstance(entry, Window) or entry.new_column is None:
         return read(inputs.blocks_of(entry))
@@ -526,17 +567,24 @@ def _read(
     batch: Batch,
     inputs: BatchInputs,
     settings: Settings,
+    *,
+    numbered: bool,
 ) -> DataFrame:
     from orchestration.spark.reading.allocation import encode_allocation, location_of  # noqa: PLC0415  loads pyspark
     from orchestration.spark.reading.block_reader import ALLOCATION, BLOCK_KEYS, RECORDS  # noqa: PLC0415  loads pyspark
     from orchestration.spark.reading.data_source import FORMAT  # noqa: PLC0415  loads pyspark
+    from orchestration.spark.reading.record_numbers import NUMBERED, NUMBERS  # noqa: PLC0415  with them
     from orchestration.spark.reading.spark_types import spark_schema  # noqa: PLC0415  with them
 
     some = {} if inputs.records is None else {RECORDS: "{}:{}".format(*inputs.records)}
+    columns = spark_schema(inputs.columns[stream.name])
+    if numbered:
+        some[NUMBERED] = "true"
+        columns = f"{columns}, {NUMBERS}"
     return (
         session.read.format(FORMAT)
         .options(**some)
-        .schema(spark_schema(inputs.columns[stream.name]))
+        .schema(columns)
         .option("pipeline", batch.pipeline)
         .option("batch_time", batch.time.isoformat())
         .option("stream", stream.name)

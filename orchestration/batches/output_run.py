@@ -61,7 +61,8 @@ def run_output(
     else:
         code_version = output.pipeline.code_version
         result = checked_result(compute(), attempt.name)
-        written = output.sink.write(result, attempt)
+        replaced = None if state is None else state.replaced
+        written = output.sink.write(result, replace(attempt, replaced=replaced))
         if output.sink.address() is not None:
             written = replace(written, columns=_columns(result))
         if written.refused:

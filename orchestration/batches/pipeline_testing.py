@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from orchestration.batches.stateful.state_function import checked_pair, keys_of
 from orchestration.batches.stateful.state_testing import TestedState
 from orchestration.declarations.batch import Batch
 from orchestration.declarations.pipeline import (
@@ -26,6 +27,7 @@ from orchestration.declarations.pipeline import (
     Window,
 )
 from orchestration.declarations.sink import checked_result
+from orchestration.spark.reading.record_numbers import BLOCK_NUMBER, RECORD_NUMBER
 from receiver_runtime.block_store.frames.columns import arrow_schema, columns_of
 from tracker_store.close_names import did_you_mean
 
@@ -263,24 +265,45 @@ def _result(
         nothing = [batches[0].slice(0, 0)]
         return marked(loaded(batches[seen:]), loaded(batches[:seen] or nothing), entry.new_column)
 
-    def loaded(batches: Sequence[pa.Table]) -> DataFrame:
+    def loaded(batches: Sequence[pa.Table], *, numbered: bool = False) -> DataFrame:
         table = pa.concat_tables(batches)
+        if numbered:
+            table = table.append_column(BLOCK_NUMBER, pa.repeat(pa.scalar(0, pa.int32()), table.num_rows))
+            table = table.append_column(RECORD_NUMBER, pa.array(range(table.num_rows), pa.int64()))
         # The types that Spark has when it reads a stream: signed integers, times in microseconds.
         columns: Any = StructType.fromDDL(spark_schema(columns_of(table.schema)))
         schema = to_arrow_schema(columns, timezone="UTC")
         # In one piece: Spark 4.3 leaves out what comes after an empty chunk.
         return session.createDataFrame(table.cast(schema, safe=False).combine_chunks())
 
+    where = f"output {output.name!r} of pipeline {output.pipeline.name!r}"
+    extra: dict[str, Any] = {BATCH_PARAMETER: batch} if output.wants_batch else {}
+    if output.event is not None:
+        assert state is not None
+        from orchestration.batches.stateful.event_batch import EventBatch  # noqa: PLC0415  the light parts load no Spark
+
+        times = output.event.times
+        frames = [
+            loaded(tables[entry.stream.name if isinstance(entry, Window) else entry.name][-1:], numbered=True)
+            if place in times
+            else frame(entry)
+            for place, entry in enumerate(output.inputs)
+        ]
+        event = EventBatch(output, frames, dict.fromkeys(times, ["test"]), state.progress, batch.time)
+        state.follow(event)
+        computed = event.compute(state.before(session, event.keys(), event.clock), extra)
+        state.after(computed.changes, event.clock)
+        return computed.result
     arguments: dict[str, Any] = {
         parameter: frame(entry) for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
-    frames = list(arguments.values())
-    if output.wants_batch:
-        arguments[BATCH_PARAMETER] = batch
-    if state is not None:
-        arguments[STATE_PARAMETER] = state.before(session, frames, batch.time)
-        return state.after(output.function(**arguments), batch.time)
-    return checked_result(output.function(**arguments), f"output {output.name!r} of pipeline {output.pipeline.name!r}")
+    if state is None:
+        return checked_result(output.function(**arguments, **extra), where)
+    keys = keys_of(output, list(arguments.values()))
+    returned = output.function(**arguments, **extra, **{STATE_PARAMETER: state.before(session, keys, batch.time)})
+    result, changes = checked_pair(returned, where)
+    state.after(changes, batch.time)
+    return result
 
 
 def _last_due(output: Output, time: datetime) -> datetime:

@@ -6,6 +6,7 @@ makes it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -19,6 +20,15 @@ from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.pipeline_settings import PipelineSettings
 from orchestration.declarations.sink import Sink
 from orchestration.declarations.state.declared import State
+from orchestration.declarations.state.event_time import (
+    EventJoin,
+    EventOutput,
+    EventState,
+    EventTime,
+    EventWindow,
+    SessionWindow,
+    event_output,
+)
 from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.records.declared import Records
@@ -227,6 +237,29 @@ class Stream:
         slide_span, pace = (None, None) if slide is None else _span_or_duration(slide, f"{where}: slide")
         return Window(self, duration, pace, new_column, length_span=length_span, slide_span=slide_span)
 
+    def by_event_time(
+        self,
+        column: str,
+        *,
+        lateness: str | timedelta,
+        idle: str | timedelta = "5m",
+        ahead: str | timedelta = "1d",
+    ) -> EventTime:
+        """Read the stream by a time that its records have, for `window=` or `join=` of an output.
+
+        Args:
+            column: the column of TIMESTAMP, or an expression in Spark's SQL, as `"to_timestamp(value)"`.
+            lateness: how far a record may be behind the newest one of its source. Later ones are too late once all of
+                their windows are final: they are counted, and in the result of `late=`.
+            idle: a receiver, or a partition of Kafka, without a record for this long, by batch time, is not waited for.
+            ahead: a time that is further ahead of the batch time is taken for wrong: such a record is too late, as one
+                without a time is. It does not move the watermark.
+
+        Raises:
+            DeclarationError: a duration can't work.
+        """
+        return EventTime(self, column, lateness=lateness, idle=idle, ahead=ahead)
+
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
 
@@ -330,14 +363,19 @@ class Output:
         sink: Sink,
         name: str,
         state: State | None = None,
+        event: EventOutput | None = None,
     ) -> None:
-        """Check that `function` takes one parameter per input, in their order, `state` if it has one, and `batch`."""
+        """Check that `function` takes one parameter per input, in their order, `state` if it has one, and `batch`.
+
+        Of a join by event time, the two inputs are one parameter.
+        """
         self.pipeline = pipeline
         self.function = function
         self.inputs = tuple(inputs)
         self.sink = sink
         self.name = name
-        self.state = state
+        self.event = event
+        self.state = state if event is None else EventState(event.kind, [*event.times.values()], event.state)
         self.description = inspect.getdoc(function)
         parameters = inspect.signature(function).parameters
         self.wants_batch = BATCH_PARAMETER in parameters
@@ -358,14 +396,17 @@ class Output:
             and parameter.default is parameter.empty
             and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
-        if len(expected) != len(self.inputs):
+        joins = event is not None and isinstance(event.kind, EventJoin)
+        if len(expected) != len(self.inputs) - joins:
             message = (
                 f"output {name!r} of pipeline {pipeline.name!r} declares {len(self.inputs)} input(s) "
                 f"{[stream.name for stream in self.streams]}, but its function takes {expected}: "
                 "one parameter per input, in their order (and `batch`, if it is wanted)"
+                + (", and one for the pairs of the two that are joined" if joins else "")
             )
             raise DeclarationError(message)
-        self.parameters = tuple(expected)
+        # Of a join, both sides are in the first one.
+        self.parameters = tuple([*expected[:1] * joins, *expected])
         # What this process knows of its plans (``orchestration.spark.column_lineage``).
         self.column_sources: dict[str, Sequence[tuple[tuple[str, str], ...] | None]] = {}
 
@@ -419,6 +460,25 @@ class Output:
 
     def __repr__(self) -> str:
         return f"Output({self.pipeline.name}.{self.name})"
+
+
+def late_records(records: Any) -> Any:  # noqa: ANN401  Spark's DataFrame, which is not loaded here
+    """Return the records that are too late, with the watermark that they came after."""
+    return records
+
+
+def _kind(
+    where: str, window: EventWindow | SessionWindow | None, join: EventJoin | None
+) -> EventWindow | SessionWindow | EventJoin | None:
+    if window is not None and join is not None:
+        message = f"{where}: window= and join= are two outputs: declare each"
+        raise DeclarationError(message)
+    for given, kinds in ((window, (EventWindow, SessionWindow)), (join, (EventJoin,))):
+        if given is not None and not isinstance(given, kinds):
+            names = " or ".join(f"{kind.__name__}(…)" for kind in kinds)
+            message = f"{where}: {given!r}: give {names}"
+            raise DeclarationError(message)
+    return window if window is not None else join
 
 
 def _names_close_arguments(declare: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
@@ -546,15 +606,34 @@ class Pipeline:
         return tuple(found.values())
 
     def output(
-        self, *, inputs: Sequence[Stream | Window], sink: Sink, name: str | None = None, state: State | None = None
+        self,
+        *,
+        inputs: Sequence[Stream | Window | EventTime],
+        sink: Sink,
+        name: str | None = None,
+        state: State | None = None,
+        window: EventWindow | SessionWindow | None = None,
+        join: EventJoin | None = None,
+        late: Sink | None = None,
     ) -> Callable[[Callable[..., Any]], Output]:
         """Make the decorated function an output: DataFrames of `inputs` in, a DataFrame for `sink` out.
 
-        With `state` one more DataFrame, `state`, goes in, and two come out: the result, and the changed state.
+        Args:
+            inputs: the streams, and windows of them, that the function gets, in the order of its parameters.
+            sink: keeps the result.
+            name: of the output; default: the function's.
+            state: one more DataFrame, `state`, goes in, and two come out: the result, and the changed state.
+            window: of an input `STREAM.by_event_time(…)`: the function gets the records of each window that has a new
+                one, with `window_start` and `window_end`. A sink with mode="merge" has the window's rows replaced; any
+                other gets each window once, when it is final.
+            join: of two inputs by event time: the function gets one DataFrame of pairs, with a column for each stream.
+            late: keeps the records that are too late for `window` or `join`, as an output NAME_late.
 
         Raises:
             DeclarationError: no input, a name that is taken or reserved, parameters that don't fit.
         """
+        times = {place: entry for place, entry in enumerate(inputs or ()) if isinstance(entry, EventTime)}
+        inputs = [entry.stream if isinstance(entry, EventTime) else entry for entry in inputs or ()]
 
         def declare(function: Callable[..., Any]) -> Output:
             output_name = _checked_name("output", name or function.__name__)
@@ -565,7 +644,7 @@ class Pipeline:
             if output_name in RESERVED_OUTPUTS:
                 message = f"{where}: the name is Forebay's own ({', '.join(sorted(RESERVED_OUTPUTS))}); choose another"
                 raise DeclarationError(message)
-            if isinstance(inputs, Stream | Window) or not inputs:
+            if not inputs:
                 message = f"{where} has no input: name the streams that it reads, inputs=[...]"
                 raise DeclarationError(message)
             for entry in inputs:
@@ -578,8 +657,14 @@ class Pipeline:
             if not isinstance(sink, Sink):
                 message = f"{where}: sink={sink!r} is no sink: give one, as ParquetSink('data/{output_name}')"
                 raise DeclarationError(message)
-            self._check_state(where, state)
-            output = Output(self, function, self._in_calendar(where, inputs), sink, output_name, state)
+            self._check_state(where, state, has_event_time=bool(times or window or join))
+            event = None
+            if times or window is not None or join is not None:
+                event = event_output(where, times, _kind(where, window, join), state, sink)
+            elif late is not None:
+                message = f"{where}: late=: only outputs by event time have late records: leave it out"
+                raise DeclarationError(message)
+            output = Output(self, function, self._in_calendar(where, inputs), sink, output_name, state, event)
             self._check_windows(where, output)
             sink.in_timezone(self.timezone)
             self.outputs[output_name] = output
@@ -588,19 +673,35 @@ class Pipeline:
             except DeclarationError:
                 del self.outputs[output_name]
                 raise
+            if late is not None:
+                self._declare_late(output, late)
             return output
 
         return declare
 
-    def _check_state(self, where: str, state: State | None) -> None:
-        if state is None:
+    def _declare_late(self, output: Output, sink: Sink) -> None:
+        """Declare the output of the records that are too late for another one. It has a watermark of its own."""
+        assert output.event is not None
+        event = dataclasses.replace(output.event, state=None, updates=False, only_late=True)
+        inputs = [output.inputs[place] for place in event.times]
+        name = _checked_name("output", f"{output.name}_late")
+        if name in self.outputs:
+            message = f"output {output.name!r} of pipeline {self.name!r}: late=: there is an output {name!r}: rename it"
+            raise DeclarationError(message)
+        sink.in_timezone(self.timezone)
+        event = dataclasses.replace(event, times={place: time for place, time in enumerate(event.times.values())})
+        self.outputs[name] = Output(self, late_records, inputs, sink, name, None, event)
+
+    def _check_state(self, where: str, state: State | None, *, has_event_time: bool) -> None:
+        if state is None and not has_event_time:
             return
-        if not isinstance(state, State):
+        if state is not None and not isinstance(state, State):
             message = f'{where}: state={state!r}: give one, as State(key="user STRING", value="n BIGINT")'
             raise DeclarationError(message)
         if self.settings.concurrent_batches != 1:
             message = (
-                f"{where} has a state, and each of its batches needs that of the one before it: leave out "
+                f"{where} has a {'state' if state is not None else 'watermark'}, and each of its batches needs that of "
+                "the one before it: leave out "
                 f"concurrent_batches={self.settings.concurrent_batches}, or declare it in another pipeline"
             )
             raise DeclarationError(message)
@@ -681,6 +782,7 @@ class Pipeline:
                     "sink": output.sink.declaration(),
                     # Only where it is declared, so that a pipeline that was declared before is not a changed one.
                     **({} if output.state is None else {"state": output.state.declaration()}),
+                    **({} if output.event is None else {"event_time": output.event.declaration()}),
                 }
                 for output in self.outputs.values()
             },

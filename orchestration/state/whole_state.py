@@ -10,6 +10,7 @@ from operator import and_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  as Spark's documentation names it
+from pyspark.sql.types import StructType
 
 from orchestration.state.state_schema import EXPIRES_AT, IS_EXPIRED
 
@@ -22,9 +23,28 @@ if TYPE_CHECKING:
     from orchestration.state.state_schema import StateSchema
 
 
-def of_keys(whole: DataFrame, schema: StateSchema, keys: DataFrame, batch_time: datetime) -> DataFrame:
-    """Return the rows of the keys, or groups, and of those that expire, with `is_expired`."""
+def widened(whole: DataFrame, schema: StateSchema) -> DataFrame:
+    """Return a state in columns of the same names that hold more: further fields of a record are null in it."""
+    return whole.select(*(_widened(whole, name, kind) for name, kind in schema.columns))
+
+
+def _widened(whole: DataFrame, name: str, kind: str) -> Column:
+    had, wanted = whole.schema[name].dataType, StructType.fromDDL(f"c {kind}")["c"].dataType
+    column = F.col(f"`{name}`")
+    if not isinstance(had, StructType) or not isinstance(wanted, StructType):
+        return column.cast(wanted).alias(name)
+    fields = [
+        (column.getField(field.name) if field.name in had.names else F.lit(None)).cast(field.dataType).alias(field.name)
+        for field in wanted
+    ]
+    return F.when(column.isNotNull(), F.struct(*fields)).alias(name)
+
+
+def of_keys(whole: DataFrame, schema: StateSchema, keys: DataFrame | None, batch_time: datetime) -> DataFrame:
+    """Return the rows of the keys, or groups, and of those that expire, with `is_expired`; without `keys`, all."""
     rows = whole.select(*schema.names).withColumn(IS_EXPIRED, _is_expired(schema, batch_time))
+    if keys is None:
+        return rows
     names = schema.group_names
     expired = rows.where(F.col(IS_EXPIRED)).select(*names)
     wanted = keys.select(*names).unionAll(expired).distinct()

@@ -100,6 +100,8 @@ class Source(BaseModel):
     record_column: ClassVar[str] = ""
     #: Why no column is the record, and how to fix a declaration with ``records=``.
     no_record: ClassVar[str] = "its package names no record_column. Leave out records=, or ask its authors for one"
+    #: The columns that say from which partition of the source a record is. Event times are in order within one.
+    partition_columns: ClassVar[tuple[str, ...]] = ()
     #: The fields that name what packages register, each with its entry point group.
     plugin_fields: ClassVar[Mapping[str, str]] = {}
     #: Whether one of several servers that it connects to is enough, because a client learns of the others from it.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from orchestration.declarations.pipeline import Output
+    from orchestration.declarations.pipeline import Output, Stream
     from orchestration.declarations.state.event_time import EventOutput, EventTime
     from orchestration.state.state_schema import StateSchema
 
@@ -170,7 +170,7 @@ class EventBatch:
             if not sources[place]:
                 continue
             stream = time.stream
-            of_partition = [f"{RECORD}.{quoted(name)}" for name in stream.source.partition_columns]
+            of_partition = [f"{RECORD}.{quoted(name)}" for name in _partition_columns(stream)]
             newest = microseconds(_later(self._batch_time, time.ahead))
             counted = (
                 self._timed[place]
@@ -235,6 +235,17 @@ def _ddl(frame: DataFrame) -> str:
     arrow = to_arrow_schema(frame.select(RECORD).schema, timezone="UTC").field(0).type
     [(_, kind)] = parse_spark_types(f"{RECORD} {spark_type(arrow)}")
     return kind
+
+
+def _partition_columns(stream: Stream) -> list[str]:
+    """Return the columns of the records that name their partition."""
+    source, records = stream.source, stream.records
+    if records is None:
+        return list(source.partition_columns)
+    named = records.beside(dict(source.columns), source.record_column)
+    # Without one of them, partitions can't be told apart.
+    found = [named[name] for name in source.partition_columns if name in named]
+    return found if len(found) == len(source.partition_columns) else []
 
 
 def _later(time: datetime, by: timedelta) -> datetime:

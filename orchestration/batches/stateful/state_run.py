@@ -7,13 +7,14 @@ consequence. Which version is read is the driver log's answer, and the commit is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from orchestration.batches.attempt_outputs import ChangedState
 from orchestration.batches.following import follow_output
-from orchestration.batches.stateful.state_function import keys_of
+from orchestration.batches.stateful.watermark import EventProgress
 from orchestration.declarations.sink import SinkError, TargetUnavailableError, checked_result
 from orchestration.spark.statement_retry import retry_statement
 from orchestration.state.state_schema import StateSchema
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
 
+    from orchestration.batches.stateful.event_batch import EventBatch
     from orchestration.declarations.pipeline import Output
     from orchestration.declarations.settings import Settings
     from orchestration.declarations.sink import OutputAttempt
@@ -74,9 +76,15 @@ class StateRun:
         }
         # A key that is only for reading encrypts nothing.
         self._encrypts = settings.block_key is not None
+        #: The columns, and the time by which keys expire. Of an output by event time, the batch's own (`follow`).
+        self.schema: StateSchema = output.state.schema
+        self.clock = attempt.batch_time
+        self._event: EventBatch | None = None
         self._base: _Base | None = None
         self._found: DataFrame | None = None
         self._forward = forward
+        #: The identities of the windows whose rows the result replaces.
+        self.replaced: DataFrame | None = None
         #: What was written; None: nothing yet.
         self.changed: ChangedState | None = None
         self._follow()
@@ -137,24 +145,37 @@ class StateRun:
             attempt=attempt,
         )
 
+    def progress(self) -> EventProgress:
+        """Return how far the event time was after the batch of the version that is read."""
+        head = self._to_read.head
+        if head is None:
+            return EventProgress()
+        with connect(self._engine) as connection:
+            before = self._version(connection, head.batch_time, head.attempt)
+        return EventProgress() if before is None else EventProgress.of_rows(before.watermark, before.event_times)
+
+    def follow(self, event: EventBatch) -> None:
+        """Take the columns and the watermark of a batch by event time."""
+        self._event = event
+        self.schema, self.clock = event.schema, event.clock
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, session: SparkSession, inputs: Sequence[DataFrame]) -> DataFrame:
-        """Return the state of the keys that occur in the inputs, and of those that expire."""
+    def read(self, session: SparkSession, keys: DataFrame | None) -> DataFrame:
+        """Return the state of these keys, and of those that expire; None: of all."""
         from orchestration.state.reading import read_state  # noqa: PLC0415  loads pyspark
         from orchestration.state.whole_state import of_keys  # noqa: PLC0415  the same
 
         self._base = base = self._find_base(session)
-        keys = keys_of(self._output, inputs)
         if base.whole is not None:
-            found = of_keys(base.whole, self._state.schema, keys, self._attempt.batch_time)
+            found = of_keys(base.whole, self.schema, keys, self.clock)
         else:
             found = read_state(
                 session,
-                self._state.schema,
+                self.schema,
                 base.chain,
                 keys,
-                batch_time=self._attempt.batch_time,
+                batch_time=self.clock,
                 buckets=self._to_read.buckets or self._state.buckets,
                 **self._stores,
             )
@@ -165,6 +186,7 @@ class StateRun:
     def _find_base(self, session: SparkSession) -> _Base:
         """Return what the version is made of. Raises SinkError."""
         from orchestration.state.reading import read_state  # noqa: PLC0415  loads pyspark
+        from orchestration.state.whole_state import widened  # noqa: PLC0415  the same
 
         state, head = self._state, self._to_read.head
         if head is None:
@@ -178,13 +200,14 @@ class StateRun:
         frames = _frames(chain)
         schema = StateSchema.of_row(before.schema)
         if before.schema_version == state.version:
-            if schema != state.schema:
+            if schema != self.schema and self._event is None:
                 raise SinkError(
                     f"{self._attempt.name}: its state was written with {schema.to_row()}, which is not what is "
                     "declared: raise `version`, and give `migrate`"
                 )
-            return _Base(frames)
-        if state.migrate is None:
+            if schema == self.schema:
+                return _Base(frames)
+        elif state.migrate is None:
             raise SinkError(
                 f"{self._attempt.name}: its state has version {before.schema_version}, and version {state.version} is "
                 "declared: give `migrate=`, a function from the state as it was to that"
@@ -194,11 +217,14 @@ class StateRun:
             schema,
             frames,
             None,
-            batch_time=self._attempt.batch_time,
+            batch_time=self.clock,
             buckets=before.buckets,
             **self._stores,
         )
-        return _Base((), checked_result(state.migrate(whole), "state migrate"))
+        # The streams have got further columns, which are null in the records before.
+        migrate = state.migrate if before.schema_version != state.version else partial(widened, schema=self.schema)
+        assert migrate is not None
+        return _Base((), checked_result(migrate(whole), "state migrate"))
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -226,23 +252,23 @@ class StateRun:
                 attempt=attempt.attempt,
                 read=self._to_read.head,
                 schema_version=state.version,
-                schema=state.schema.to_row(),
+                schema=self.schema.to_row(),
                 buckets=buckets,
                 folder=folder,
                 replay=self._forward,
             )
 
         retry_statement(self._engine, begin, f"version of the state of {attempt.name}")
-        whole = changes if base.whole is None else changed(base.whole, changes, state.schema, attempt.batch_time)
+        whole = changes if base.whole is None else changed(base.whole, changes, self.schema, self.clock)
         written = write_state(
             session,
-            state.schema,
+            self.schema,
             whole,
             base.chain,
             ordinal=self._to_read.ordinal,
             buckets=buckets,
             folder=folder,
-            batch_time=attempt.batch_time,
+            batch_time=self.clock,
             ttl=state.ttl,
             encrypts=self._encrypts,
             **self._stores,
@@ -251,6 +277,7 @@ class StateRun:
         self.changed = ChangedState(written.changed, written.deleted, written.keys, written.bytes)
 
     def _note(self, connection: sa.Connection, written: WrittenState) -> None:
+        progress = None if self._event is None else self._event.progress
         state_versions.note_version(
             connection,
             pipeline_id=self._attempt.pipeline_id,
@@ -262,13 +289,19 @@ class StateRun:
             changed=written.changed,
             deleted=written.deleted,
             bytes=written.bytes,
-            next_expiry=written.next_expiry,
+            # By event time, windows end with records; without any, a batch is due when a source is idle.
+            next_expiry=written.next_expiry if progress is None else progress.next_idle,
+            watermark=None if progress is None else progress.watermark,
+            event_times=None if progress is None else progress.rows(),
+            late=None if progress is None else progress.late,
         )
 
     def close(self) -> None:
         """Let go of what was cached for the output's function, and by it."""
         if self._found is not None:
             self._found.unpersist()
+        if self._event is not None:
+            self._event.release()
         if (release := getattr(self._output.function, "release", None)) is not None:
             release()
 

@@ -5,11 +5,13 @@ The rules are those of a batch (docs/how-to/state.md), on a few rows. It reads a
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestration.batches.stateful.state_function import checked_pair, keys_of
+from orchestration.batches.stateful.watermark import EventProgress
 from orchestration.declarations.sink import SinkError
 from orchestration.state.state_schema import EXPIRES_AT, IS_EXPIRED, ddl
 from receiver_runtime.block_store.frames.columns import arrow_schema
@@ -17,12 +19,15 @@ from receiver_runtime.sources.records.ddl import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from orchestration.batches.stateful.event_batch import EventBatch
     from orchestration.declarations.pipeline import Output
+    from orchestration.state.state_schema import StateSchema
 
+# Where a table of a state keeps the watermark, and how far each source is.
+_PROGRESS = b"forebay.progress"
 #: In a table of a state, beside its columns: when its `ttl` lets a key expire.
 TTL_COLUMN = "_expires_at"
 
@@ -37,47 +42,69 @@ class TestedState:
         assert output.state is not None
         self._output = output
         self._state = output.state
-        self._schema = arrow_schema(self._state.schema.arrow_columns())
+        self._given = rows
+        #: How far the event time was, of an output by event time.
+        self.progress = EventProgress()
+        if isinstance(rows, pa.Table) and (stored := (rows.schema.metadata or {}).get(_PROGRESS)) is not None:
+            watermark, sources = json.loads(stored)
+            self.progress = EventProgress.of_rows(watermark and datetime.fromisoformat(watermark), sources)
+        if output.event is None:
+            self._begin(output.state.schema)
+
+    def _begin(self, schema: StateSchema) -> None:
+        self.schema = schema
+        self._columns = arrow_schema(schema.arrow_columns())
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        rows = self._given
         given: Sequence[Mapping[str, Any]] = rows.to_pylist() if isinstance(rows, pa.Table) else rows
         for row in given:
-            if unknown := sorted(row.keys() - {*self._schema.names, TTL_COLUMN}):
-                raise ValueError(f"the state of output {output.name!r} has no column {unknown[0]!r}")
+            if unknown := sorted(row.keys() - {*self._columns.names, TTL_COLUMN}):
+                raise ValueError(f"the state of output {self._output.name!r} has no column {unknown[0]!r}")
             self._rows[self._key(row)] = dict(row)
 
+    def follow(self, event: EventBatch) -> None:
+        """Take the columns and the watermark of a batch by event time."""
+        self._begin(event.schema)
+        self.progress = event.progress
+
     def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(row.get(name) for name in self._state.schema.key_names)
+        return tuple(row.get(name) for name in self.schema.key_names)
 
-    def _is_expired(self, row: Mapping[str, Any], batch_time: datetime) -> bool:
+    def _group(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in self.schema.group_names)
+
+    def _is_expired(self, row: Mapping[str, Any], clock: datetime) -> bool:
         times = [row.get(name) for name in (EXPIRES_AT, TTL_COLUMN)]
-        return any(time is not None and time <= batch_time for time in times)
+        return any(time is not None and time <= clock for time in times)
 
-    def before(self, session: SparkSession, inputs: Sequence[DataFrame], batch_time: datetime) -> DataFrame:
-        """Return what the output's function is given."""
-        schema = self._state.schema
-        keys = keys_of(self._output, inputs).selectExpr(
-            *(f"CAST({quoted(name)} AS {kind}) AS {quoted(name)}" for name, kind in schema.key)
-        )
-        occurring = {self._key(row) for row in keys.distinct().toArrow().to_pylist()}
+    def before(self, session: SparkSession, keys: DataFrame | None, clock: datetime) -> DataFrame:
+        """Return what the output's function is given; `keys`: as of ``StateRun.read``."""
+        occurring = {self._group(row) for row in self._rows.values() if keys is None or self._is_expired(row, clock)}
+        if self.schema.grouped_by is None and keys is not None:
+            occurring = set()
+        if keys is not None:
+            cast = keys.selectExpr(
+                *(f"CAST({quoted(name)} AS {kind}) AS {quoted(name)}" for name, kind in self.schema.group)
+            )
+            occurring |= {self._group(row) for row in cast.distinct().toArrow().to_pylist()}
         given = [
-            {**row, IS_EXPIRED: self._is_expired(row, batch_time)}
-            for key, row in self._rows.items()
-            if key in occurring or self._is_expired(row, batch_time)
+            {**row, IS_EXPIRED: self._is_expired(row, clock)}
+            for row in self._rows.values()
+            if self._group(row) in occurring or self._is_expired(row, clock)
         ]
-        table = pa.Table.from_pylist(given, schema=self._schema.append(pa.field(IS_EXPIRED, pa.bool_())))
-        return session.createDataFrame(table, f"{ddl(schema.columns)}, {IS_EXPIRED} BOOLEAN")
+        table = pa.Table.from_pylist(given, schema=self._columns.append(pa.field(IS_EXPIRED, pa.bool_())))
+        return session.createDataFrame(table, f"{ddl(self.schema.columns)}, {IS_EXPIRED} BOOLEAN")
 
-    def after(self, returned: object, batch_time: datetime) -> DataFrame:
-        """Apply the changes that the function returned, and return its result. Raises SinkError."""
+    def after(self, changes: DataFrame, clock: datetime) -> None:
+        """Apply the changes that a batch has made. Raises SinkError."""
         where = f"output {self._output.name!r} of pipeline {self._output.pipeline.name!r}"
-        result, changes = checked_pair(returned, where)
-        if sorted(changes.columns) != sorted(self._schema.names):
+        if sorted(changes.columns) != sorted(self._columns.names):
             raise SinkError(
                 f"{where}: its changed state has the columns {', '.join(changes.columns)}: it must have "
-                f"{', '.join(self._schema.names)}"
+                f"{', '.join(self._columns.names)}"
             )
-        table = changes.select(*self._schema.names).toArrow().cast(self._schema)
-        for key in [key for key, row in self._rows.items() if self._is_expired(row, batch_time)]:
+        table = changes.select(*self._columns.names).toArrow().cast(self._columns)
+        for key in [key for key, row in self._rows.items() if self._is_expired(row, clock)]:
             del self._rows[key]
         seen: set[tuple[Any, ...]] = set()
         for row in table.to_pylist():
@@ -85,15 +112,19 @@ class TestedState:
             if key in seen:
                 raise SinkError(f"{where}: its changed state has the key {key} twice: return one row for each key")
             seen.add(key)
-            if all(row[name] is None for name, _ in self._state.schema.value):
+            if all(row[name] is None for name, _ in self.schema.value):
                 self._rows.pop(key, None)
             else:
-                self._rows[key] = {**row, TTL_COLUMN: self._state.ttl and batch_time + self._state.ttl}
-        return result
+                self._rows[key] = {**row, TTL_COLUMN: self._state.ttl and clock + self._state.ttl}
 
     def table(self) -> pa.Table:
         """Return the state as it is now; `states=` of the next batch takes it."""
-        schema = self._schema
+        schema = self._columns
         if self._state.ttl is not None:
             schema = schema.append(pa.field(TTL_COLUMN, pa.timestamp("us", tz="UTC")))
-        return pa.Table.from_pylist(list(self._rows.values()), schema=schema)
+        table = pa.Table.from_pylist(list(self._rows.values()), schema=schema)
+        if self._output.event is None:
+            return table
+        watermark = self.progress.watermark
+        stored = json.dumps([watermark and watermark.isoformat(), self.progress.rows()])
+        return table.replace_schema_metadata({_PROGRESS: stored.encode()})

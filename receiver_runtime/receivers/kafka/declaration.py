@@ -100,6 +100,7 @@ class Kafka(Source):
             release whose layout is known; ``"objects"`` asks each record for each field.
     """
 
+    partition_columns: ClassVar[tuple[str, ...]] = ("topic", "partition")
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
         ("key", "binary"),
         ("value", "binary"),
