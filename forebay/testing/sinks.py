@@ -11,6 +11,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
@@ -42,6 +43,10 @@ Frames = Callable[[Sequence[tuple[Any, ...]], "StructType"], "DataFrame"]
 #: Makes a DataFrame with the columns `word` and `n` of its rows.
 Words = Callable[..., "DataFrame"]
 
+#: Makes a DataFrame of the columns `start`, `user` and `n`, or of the first of them, of its rows.
+Sessions = Callable[..., "DataFrame"]
+
+_MINUTE = timedelta(minutes=1)
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 _LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)
 EARLIER, LATER = TIME - timedelta(seconds=10), TIME + timedelta(hours=2)
@@ -53,6 +58,11 @@ class SinkTarget(ABC):
     @abstractmethod
     def sink(self) -> Sink:
         """Return a new sink that writes to the place."""
+
+    def merging(self, key: Sequence[str]) -> Sink | None:
+        """Return a new sink that writes to the place and keeps one row for each key; None: the kind has none."""
+        del key
+        return None
 
     @abstractmethod
     def read(self) -> Sequence[Mapping[str, Any]]:
@@ -102,6 +112,20 @@ class SinkConformance:
 
         schema = StructType([StructField("word", StringType()), StructField("n", LongType())])
         return lambda *rows: frames(rows, schema)
+
+    @pytest.fixture
+    def sessions(self, frames: Frames) -> Sessions:
+        """Return what makes a DataFrame of rows of `start` in minutes, `user` and `n`, or of the first of these."""
+        from pyspark.sql import types  # noqa: PLC0415  loads no Spark
+
+        kinds = {"start": types.TimestampType(), "user": types.StringType(), "n": types.LongType()}
+
+        def made(*rows: tuple[Any, ...]) -> DataFrame:
+            fields = [types.StructField(name, kind) for name, kind in kinds.items()]
+            whole = [(None if row[0] is None else TIME + row[0] * _MINUTE, *row[1:]) for row in rows]
+            return frames(whole, types.StructType(fields[: len(rows[0]) if rows else len(fields)]))
+
+        return made
 
     def test_its_class_is_registered_under_the_kind_of_its_declarations(self, target: SinkTarget) -> None:
         sink = target.sink()
@@ -365,6 +389,89 @@ class SinkConformance:
             assert f"column_{at}" in str(refused)
             assert sorted(int(row["id"]) for row in target.read()) == [0, 1]
 
+    def test_a_sink_replaces_windows_by_columns_of_its_key(self, target: SinkTarget) -> None:
+        sink = self._replacing(target)
+        assert all(map(sink.replaces, (["start"], ["user"], ["user", "start"])))
+        assert not any(map(sink.replaces, ([], ["n"], ["start", "n"])))
+
+    def test_rows_of_a_window_that_its_new_result_lacks_vanish(self, target: SinkTarget, sessions: Sessions) -> None:
+        sink = self._replacing(target)
+        run(sink, sessions((0, "a", 1), (0, "b", 1), (5, "a", 1)), attempt())
+        # One row, as of a window that is new, and repeated ones.
+        windows = sessions((0,), (0,), (9,))
+        run(sink, sessions((0, "b", 2), (0, "c", 2)), replace(attempt(time=LATER), replaced=windows))
+        assert sessions_in(target) == [(0, "b", 2), (0, "c", 2), (5, "a", 1)]
+
+    def test_windows_without_a_row_leave_none(self, target: SinkTarget, sessions: Sessions) -> None:
+        sink = self._replacing(target)
+        run(sink, sessions(), replace(attempt(), replaced=sessions((0,))))
+        assert sessions_in(target) == []
+        run(sink, sessions((0, "a", 1), (5, "a", 1)), attempt(2))
+        run(sink, sessions(), replace(attempt(time=LATER), replaced=sessions((0,))))
+        assert sessions_in(target) == [(5, "a", 1)]
+        found = sink.committed(attempt(2, time=LATER))
+        assert not sink.commits or found is not None
+
+    @pytest.mark.parametrize("step", [None, *Step])
+    def test_windows_that_merge_are_replaced_whatever_dies(
+        self, target: SinkTarget, sessions: Sessions, step: Step | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sink = self._replacing(target)
+        run(sink, sessions((0, "a", 1), (5, "a", 1), (0, "b", 1)), attempt(time=EARLIER))
+        before, after = sessions_in(target), [(0, "a", 3), (0, "b", 1)]
+        windows, result = sessions((5, "a"), (0, "a")), sessions((0, "a", 3))
+        if step is not None:
+            monkeypatch.setattr(sink, "reached", at(step, _die))
+        written = None
+        with suppress(Died):
+            written = run(sink, result, replace(attempt(), replaced=windows))
+        assert sessions_in(target) in (before, after), "readers see a part of a batch"
+        found = self._replacing(target).committed(attempt(2))
+        if found is None and written is None:
+            run(self._replacing(target), result, replace(attempt(2), replaced=windows))
+        elif found is not None:
+            self._replacing(target).publish(found.written.location, batch_time=TIME)
+        assert sessions_in(target) == after
+        if sink.commits:
+            late = error_of(
+                AttemptOutdatedError,
+                lambda: self._replacing(target).write(result, replace(attempt(), replaced=windows)),
+            )
+            assert late is not None
+        for number, rows in ((3, result), (4, sessions((0, "a", 4), (2, "a", 4)))):
+            run(self._replacing(target), rows, replace(attempt(number), replaced=windows))
+            assert sessions_in(target) == (after if number == 3 else [(0, "a", 4), (0, "b", 1), (2, "a", 4)])
+        # What a later batch does not replace stays, also of a window that it does.
+        run(sink, sessions((2, "a", 5)), replace(attempt(time=LATER), replaced=sessions((2, "a"))))
+        assert sessions_in(target) == [(0, "a", 4), (0, "b", 1), (2, "a", 5)]
+
+    def test_a_replay_deletes_no_row_of_a_newer_batch(self, target: SinkTarget, sessions: Sessions) -> None:
+        sink = self._replacing(target)
+        windows = sessions((0,))
+        run(sink, sessions((0, "old", 1)), attempt(time=EARLIER))
+        run(sink, sessions((0, "a", 1), (0, "b", 1)), replace(attempt(), replaced=windows))
+        run(sink, sessions((0, "b", 2), (0, "c", 2)), replace(attempt(time=LATER), replaced=windows))
+        assert sessions_in(target) == [(0, "b", 2), (0, "c", 2)]
+        run(sink, sessions((0, "b", 9)), replace(attempt(2), replaced=windows))
+        assert sessions_in(target) == [(0, "b", 2), (0, "c", 2)]
+
+    def test_a_null_in_a_window_is_the_same_as_a_null(self, target: SinkTarget, sessions: Sessions) -> None:
+        sink = self._replacing(target)
+        run(sink, sessions((0, "a", 1), (5, "a", 1)), attempt(time=EARLIER))
+        # Many refuse the row, because no other row has a key that is null.
+        kept = error_of(Exception, lambda: run(sink, sessions((0, None, 1), (5, None, 1)), attempt())) is None
+        nulls = [(0, None, 1), (5, None, 1)] if kept else []
+        assert sessions_in(target) == sorted([(0, "a", 1), (5, "a", 1), *nulls], key=_nulls_last)
+        run(sink, sessions((7, "b", 1)), replace(attempt(time=LATER), replaced=sessions((0, None), (None, "a"))))
+        left = [row for row in nulls if row[0] == 5]
+        assert sessions_in(target) == sorted([(0, "a", 1), (5, "a", 1), (7, "b", 1), *left], key=_nulls_last)
+
+    def _replacing(self, target: SinkTarget) -> Sink:
+        sink = target.merging(["start", "user"])
+        if sink is None or not sink.replaces(["start"]):
+            pytest.skip("the sink replaces no windows")
+        return sink
+
     def _exactly_once(self, target: SinkTarget) -> Sink:
         sink = target.sink()
         if sink.guarantee is not DeliveryGuarantee.EXACTLY_ONCE:
@@ -423,8 +530,17 @@ def error_of(kind: type[Exception], call: Callable[[], object]) -> Exception | N
 
 def words_in(target: SinkTarget) -> list[tuple[Any, Any]]:
     """Return the rows of words and numbers that readers see, in order, nulls last."""
-    rows = [(row["word"], row["n"]) for row in target.read()]
-    return sorted(rows, key=lambda row: [(one is None, one) for one in row])
+    return sorted([(row["word"], row["n"]) for row in target.read()], key=_nulls_last)
+
+
+def sessions_in(target: SinkTarget) -> list[tuple[Any, ...]]:
+    """Return the rows of `start` in minutes, `user` and `n` that readers see, in order, nulls last."""
+    rows = [((row["start"] - TIME) / _MINUTE, row["user"], row["n"]) for row in target.read()]
+    return sorted(rows, key=_nulls_last)
+
+
+def _nulls_last(row: Sequence[Any]) -> list[tuple[bool, Any]]:
+    return [(one is None, one) for one in row]
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401  any value of a column

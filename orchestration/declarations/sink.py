@@ -125,6 +125,12 @@ class OutputAttempt:
     `runs` are the runs of the batch's attempts by number. They are needed because a target may hold a commit made with
     another driver log (before a restore from a backup, for example), with the same attempt number but another run.
     `began_at` is when this attempt was claimed, on the driver log's clock; None without a claim (in a test).
+
+    `replaced` identifies the windows whose rows the result replaces; None: it replaces none. Its columns are some of
+    those of the sink's key, with the types that the result has for them, and its rows may repeat. In the commit of the
+    result the sink deletes each row of the target whose values in these columns equal those of a row of `replaced` (a
+    null equals a null), whose batch is this or an earlier one, and whose key is not in the result. It is given only to
+    a sink that `replaces` these columns.
     """
 
     pipeline: str
@@ -135,6 +141,7 @@ class OutputAttempt:
     run_id: str
     runs: Mapping[int, str] = field(default_factory=dict)
     began_at: datetime | None = None
+    replaced: DataFrame | None = field(default=None, compare=False, repr=False)
 
     @property
     def batch_id(self) -> int:
@@ -292,6 +299,13 @@ class Sink(ABC):
         nothing.
         """
         return None
+
+    def replaces(self, columns: Sequence[str]) -> bool:  # noqa: ARG002  subclasses need it
+        """Return whether the sink, as it is declared, can replace the rows of windows by `OutputAttempt.replaced`.
+
+        `columns`: those that would identify the windows.
+        """
+        return False
 
     def step_after(self, before: Mapping[str, Any]) -> str | None:  # noqa: ARG002  subclasses need it
         """Return what the owner must change in the target because the declaration was `before`; None: nothing.

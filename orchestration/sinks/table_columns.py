@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+    from orchestration.declarations.sink import OutputAttempt, Sink
+
 #: What a batch does to the rows that are in a table.
 Mode = Literal["append", "overwrite", "merge"]
 
@@ -59,6 +61,35 @@ def check_key(columns: Collection[str], key: Sequence[str], where: str) -> None:
         raise SinkError(
             f"{where} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
         )
+
+
+def can_replace(mode: Mode, key: Sequence[str], columns: Sequence[str]) -> bool:
+    """Return whether a sink of a mode and a key can replace the rows of windows that these columns identify."""
+    return mode == "merge" and bool(columns) and {*columns} <= {*key}
+
+
+def replaced_columns(sink: Sink, result: StructType, attempt: OutputAttempt) -> tuple[str, ...]:
+    """Return the columns of an attempt's `replaced`; none if it replaces no window.
+
+    Raises SinkError if the sink can't replace by them, or if they have other types than in the result.
+    """
+    if attempt.replaced is None:
+        return ()
+    columns, types = attempt.replaced.schema.fields, {field.name: field.dataType for field in result.fields}
+    names = tuple(field.name for field in columns)
+    if not sink.replaces(names):
+        raise SinkError(
+            f"{attempt.name}: its windows are identified by {', '.join(names) or 'no column'}, and its sink replaces "
+            "no rows by that: say mode='merge', with these columns in the key"
+        )
+    for field in columns:
+        there, own = types[field.name].simpleString(), field.dataType.simpleString()
+        if there != own:
+            raise SinkError(
+                f"{attempt.name}: its column {field.name} identifies windows as {own}, and the result has it as "
+                f"{there}: leave it as it is in the output's function"
+            )
+    return names
 
 
 def check_names(

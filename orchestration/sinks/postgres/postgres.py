@@ -3,7 +3,8 @@
 The tasks COPY to staging tables of their own (`postgres_staging`). Then one transaction in the target records the
 attempt in the target's `forebay_commits`, and inserts the rows of the valid tasks into the table. An attempt older than
 the recorded one changes nothing. A newer one replaces the rows of an earlier attempt at its batch, found by the column
-`_batch_time`. An attempt that finds its batch recorded in the target only has to write the row in the driver log.
+`_batch_time`, and those of windows that the attempt replaces, whose identities the tasks stage too. An attempt that
+finds its batch recorded in the target only has to write the row in the driver log.
 
 `postgres_commits`, `postgres_rows` and `postgres_refused_rows` have the statements on a table each; this module owns
 the order of steps. All SQL runs on the target; this module never touches the driver log. Locks: an advisory lock per
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -48,7 +50,7 @@ from orchestration.sinks.postgres.postgres_commits import Commits
 from orchestration.sinks.postgres.postgres_leftovers import STAGING, comment_of, drop, left_over
 from orchestration.sinks.postgres.postgres_place import table_address, table_place
 from orchestration.sinks.postgres.postgres_refused_rows import REFUSED_ROWS, RefusedRowsTable
-from orchestration.sinks.postgres.postgres_rows import StagedRows, TargetTable
+from orchestration.sinks.postgres.postgres_rows import StagedRows, TargetTable, Windows
 from orchestration.sinks.postgres.postgres_staging import ANSWER, REFUSED, Address, Staging, TargetError, is_away
 from orchestration.sinks.postgres.postgres_statements import COMMITS, LOCK_TIMEOUT, Statements
 from orchestration.sinks.refused_rows import (
@@ -59,7 +61,7 @@ from orchestration.sinks.refused_rows import (
     checked_choice,
     declared_choice,
 )
-from orchestration.sinks.table_columns import Mode, checked_mode, refuse_table
+from orchestration.sinks.table_columns import Mode, can_replace, checked_mode, refuse_table, replaced_columns
 from orchestration.sinks.task_rows import answers_of
 from receiver_runtime.block_store.secret_url import SecretUrl
 from receiver_runtime.sources.fields.secret import Secret, SecretError
@@ -176,6 +178,10 @@ class PostgresSink(Sink):
         """Ask the target's `forebay_commits` which output writes to the table."""
         return check_writer(self.declaration(), pipeline, output)
 
+    def replaces(self, columns: Sequence[str]) -> bool:
+        """Return whether the sink merges by a key that has these columns."""
+        return can_replace(self.mode, self.key, columns)
+
     def step_after(self, before: Mapping[str, Any]) -> str | None:
         """Return what the table, as it is now, must be given or lose, because the mode, key or table is another."""
         now = self.declaration()
@@ -198,30 +204,44 @@ class PostgresSink(Sink):
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks stage the rows, and commit them in the target in one transaction."""
         given = self._rows.checked_columns(result.schema, attempt.name)
+        replaced = replaced_columns(self, result.schema, attempt)
         name = f"{STAGING}{secrets.token_hex(6)}"
         try:
             columns = self._prepare(given, attempt)
             self.reached(Step.PREPARED)
-            staging = Staging(
-                self._address(attempt),
-                self.schema,
-                name,
-                tuple((column.name, column.type) for column in columns),
-                json.dumps(comment_of(attempt)),
-                required=self.key,
-                compared=tuple(column.name for column in columns if column.compared),
-                keeps_refused=self.on_bad_rows == "dead_letter",
-            )
-            answers = answers_of(result, self._task(staging), ANSWER)
+            staging = self._staging(name, columns, attempt)
+            keeping = replace(staging, required=self.key, keeps_refused=self.on_bad_rows == "dead_letter")
+            answers = answers_of(result, self._task(keeping), ANSWER)
             staged = {row["staging"]: row["rows"] for row in answers}
             refused = {f"{row['staging']}{REFUSED}": row["refused"] for row in answers if row["refused"]}
+            windows = Windows(replaced, self._stage_windows(name, columns, attempt))
             self.reached(Step.STAGED)
-            rows, refused_late = self._commit(given, staged, refused, attempt)
+            rows, refused_late = self._commit(given, staged, refused, windows, attempt)
             self.reached(Step.COMMITTED)
         finally:
             self._sweep(attempt, name)
         self.reached(Step.SWEPT)
         return Written(self.target, rows, sum(refused.values()) + refused_late)
+
+    def _staging(self, prefix: str, columns: Sequence[Column], attempt: OutputAttempt) -> Staging:
+        return Staging(
+            self._address(attempt),
+            self.schema,
+            prefix,
+            tuple((column.name, column.type) for column in columns),
+            json.dumps(comment_of(attempt)),
+            compared=tuple(column.name for column in columns if column.compared),
+        )
+
+    def _stage_windows(self, name: str, columns: Sequence[Column], attempt: OutputAttempt) -> dict[str, int]:
+        """Let the tasks stage the identities of the windows that are replaced; return their tables and numbers."""
+        if attempt.replaced is None:
+            return {}
+        of_windows = {column.name: column for column in columns}
+        staging = self._staging(f"{name}_windows", [of_windows[one] for one in attempt.replaced.columns], attempt)
+        # The table has no row with a value that it can't hold.
+        answers = answers_of(attempt.replaced, self._task(replace(staging, skips_refused=True)), ANSWER)
+        return {row["staging"]: row["rows"] for row in answers}
 
     def _task(self, staging: Staging) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -250,7 +270,12 @@ class PostgresSink(Sink):
                 return self._rows.fit(cursor, columns, self.columns, attempt.name).columns
 
     def _commit(
-        self, columns: list[Column], staged: dict[str, int], refused: dict[str, int], attempt: OutputAttempt
+        self,
+        columns: list[Column],
+        staged: dict[str, int],
+        refused: dict[str, int],
+        windows: Windows,
+        attempt: OutputAttempt,
     ) -> tuple[int, int]:
         """Record the attempt and change the table in one transaction.
 
@@ -281,15 +306,15 @@ class PostgresSink(Sink):
             if self.totals is not None:
                 self.totals.make(cursor, self.schema, self.table, where=attempt.name)
             late = RefusedRows(keeps=self.on_bad_rows == "dead_letter", way_out=_WAY_OUT)
-            of_attempt = StagedRows(fit.columns, staged, attempt, late, fit.cleared)
+            of_attempt = StagedRows(fit.columns, staged, attempt, late, windows, fit.cleared)
             self._rows.check_staged(cursor, of_attempt)
             if self.mode == "merge":
                 stored = self._rows.replace_batch(cursor, of_attempt)
                 self._rows.check_stored(cursor, stored, stored, attempt)
             # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
             elif self.mode == "append" or newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
-                replace = self._rows.replace_batch if self.mode == "append" else self._rows.replace_all
-                stored = replace(cursor, of_attempt)
+                replace_rows = self._rows.replace_batch if self.mode == "append" else self._rows.replace_all
+                stored = replace_rows(cursor, of_attempt)
                 self._rows.check_stored(cursor, rows - len(late.rows), stored, attempt)
             late.end()
             if late.rows:

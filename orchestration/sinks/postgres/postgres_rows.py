@@ -31,16 +31,30 @@ _ALTER_SECONDS = 5  # how long a batch waits for the table's lock, and new reade
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """Hold the identities of the windows that an attempt replaces: columns, staging tables with numbers of rows."""
+
+    columns: tuple[str, ...]
+    tables: dict[str, int]
+
+    def pieces(self) -> list[Piece]:
+        """Return every staging table as a whole."""
+        return [Piece(table) for table in self.tables]
+
+
+@dataclass(frozen=True, slots=True)
 class StagedRows:
     """Hold the rows of an attempt: their columns, the staging tables of its valid tasks with their numbers of rows.
 
-    `refused` takes those that the table refuses. `cleared`: columns of the table that a merged row loses.
+    `refused` takes those that the table refuses. `windows`: those that the attempt replaces. `cleared`: columns of the
+    table that a merged row loses.
     """
 
     columns: list[Column]
     tables: dict[str, int]
     attempt: OutputAttempt
     refused: RefusedRows
+    windows: Windows
     cleared: tuple[str, ...] = ()
 
     def pieces(self) -> list[Piece]:
@@ -112,20 +126,22 @@ class TargetTable:
 
     def check_staged(self, cursor: Any, staged: StagedRows) -> None:  # noqa: ANN401
         """Raise SinkError if any rows of the valid tasks are missing."""
-        source = self._source(staged.columns, staged.pieces())
-        cursor.execute(self._statements.sql("SELECT count(*) FROM ({source}) AS staged", source=source))
-        found, rows = cursor.fetchone()[0], sum(staged.tables.values())
+        count = "SELECT (SELECT count(*) FROM ({rows}) AS staged) + (SELECT count(*) FROM ({windows}) AS windows)"
+        of_rows = self._source([column.name for column in staged.columns], staged.pieces())
+        of_windows = self._source(staged.windows.columns, staged.windows.pieces())
+        cursor.execute(self._statements.sql(count, rows=of_rows, windows=of_windows))
+        found, rows = cursor.fetchone()[0], sum((*staged.tables.values(), *staged.windows.tables.values()))
         if found != rows:
             raise SinkError(
                 f"{staged.attempt.name}: {found} of {rows} staged rows are there (did the target's server crash, or "
                 "fail over?): nothing was committed, the next attempt stages them again"
             )
 
-    def _source(self, columns: list[Column], pieces: Sequence[Piece]) -> Any:  # noqa: ANN401
+    def _source(self, columns: Sequence[str], pieces: Sequence[Piece]) -> Any:  # noqa: ANN401
         """Return staged rows as a subquery, with the types and the collations of the table's columns."""
         from psycopg2 import sql  # noqa: PLC0415
 
-        names = names_of([column.name for column in columns])
+        names = names_of(columns)
         schema = self._statements.schema
         return sql.SQL(" UNION ALL ").join(
             [
@@ -140,25 +156,66 @@ class TargetTable:
         )
 
     def replace_batch(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
-        """Replace the rows of an earlier attempt at the batch by these rows; return how many the table took."""
+        """Replace the rows of an earlier attempt at the batch, and of windows, by these; return how many were taken."""
         from psycopg2 import sql  # noqa: PLC0415
 
         kept = sql.SQL("")
         if self._key:
-            source = self._source(staged.columns, staged.pieces())
-            kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, self._same("t"))
-        delete = self._statements.sql(
-            "DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}",
-            {"time": staged.attempt.batch_time},
-            kept=kept,
-        )
-        cursor.execute(delete)
+            source = self._source(self._key, staged.pieces())
+            kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(
+                source, sql.SQL(" AND ").join(_equal("staged", "t", self._key))
+            )
+        time = {"time": staged.attempt.batch_time}
+        deletes = [
+            self._statements.sql("DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}", time, kept=kept),
+            *(
+                self._statements.sql(
+                    "DELETE FROM {table} AS t WHERE t.{batch_time} <= %(time)s AND {of_window}{kept}",
+                    time,
+                    of_window=of_window,
+                    kept=kept,
+                )
+                for of_window in self._of_windows(cursor, staged.windows)
+            ),
+        ]
+        for delete in deletes:
+            cursor.execute(delete)
         before = len(staged.refused.rows)
         stored = self.insert(cursor, staged)
         if self._key and len(staged.refused.rows) > before:
-            # A refused row was still staged above, and does not take the place of an earlier attempt's.
-            cursor.execute(delete)
+            # A refused row was still staged above, and does not take the place of an earlier one.
+            for delete in deletes:
+                cursor.execute(delete)
         return stored
+
+    def _of_windows(self, cursor: Any, windows: Windows) -> list[Any]:  # noqa: ANN401
+        """Return conditions that a row of the table is of one of the windows, for each choice of nulls in these.
+
+        A null equals a null. Postgres joins by `IS NOT DISTINCT FROM` in no other way than row by row.
+        """
+        from psycopg2 import sql  # noqa: PLC0415
+
+        if not windows.tables:
+            return []
+        for table in windows.tables:
+            # Nobody else has seen the table, and without statistics Postgres takes a few rows for many.
+            cursor.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(self._statements.schema, table)))
+        source = self._source(windows.columns, windows.pieces())
+        nulls = sql.SQL(", ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in windows.columns)
+        cursor.execute(sql.SQL("SELECT DISTINCT {} FROM ({}) AS windows").format(nulls, source))
+        choices = cursor.fetchall()
+        there = columns_of_table(cursor, self._statements.schema, self._statements.table)
+        never_null = {column.name for column in there if column.required}
+        found = []
+        for choice in choices:
+            given = [name for name, is_null in zip(windows.columns, choice, strict=True) if not is_null]
+            missing = [name for name in windows.columns if name not in given]
+            if never_null.isdisjoint(missing):
+                same = sql.SQL("EXISTS (SELECT 1 FROM ({}) AS windows WHERE {})").format(
+                    source, sql.SQL(" AND ").join([*_nulls("windows", missing), *_equal("windows", "t", given)])
+                )
+                found.append(sql.SQL(" AND ").join([*_nulls("t", missing), same]))
+        return found
 
     def replace_all(self, cursor: Any, staged: StagedRows) -> int:  # noqa: ANN401
         """Replace all rows of the table by these rows; return how many the table took."""
@@ -192,17 +249,17 @@ class TargetTable:
                 "SELECT {names}, %(time)s FROM ({source}) AS staged{conflict}",
                 {"time": staged.attempt.batch_time},
                 names=names_of(names),
-                source=self._source(columns, some),
+                source=self._source(names, some),
                 conflict=conflict,
             )
 
         def repeated() -> list[Piece]:
-            return self._repeated(cursor, columns, pieces) if self._key and pieces else []
+            return self._repeated(cursor, pieces) if self._key and pieces else []
 
         row_errors = RowErrors(cursor, self._statements, columns, staged.refused)
         return Insertion(cursor, self._statements, statement, row_errors, key=self._key, repeated=repeated).run(pieces)
 
-    def _repeated(self, cursor: Any, columns: list[Column], pieces: Sequence[Piece]) -> list[Piece]:  # noqa: ANN401
+    def _repeated(self, cursor: Any, pieces: Sequence[Piece]) -> list[Piece]:  # noqa: ANN401
         """Return staged rows of which another one has the key, as the table compares keys."""
         from psycopg2 import sql  # noqa: PLC0415
 
@@ -210,11 +267,13 @@ class TargetTable:
         statement = self._statements.sql(
             "WITH twice AS MATERIALIZED (SELECT {key} FROM ({source}) AS staged GROUP BY {key} HAVING count(*) > 1) "
             "{rows} ORDER BY 1, 2 LIMIT {most}",
-            source=self._source(columns, pieces),
+            source=self._source(self._key, pieces),
             key=names_of(self._key),
             rows=sql.SQL(" UNION ALL ").join(
                 sql.SQL("SELECT {}, s.ctid FROM {} AS s WHERE EXISTS (SELECT FROM twice AS staged WHERE {})").format(
-                    sql.Literal(number), sql.Identifier(self._statements.schema, piece.table), self._same("s")
+                    sql.Literal(number),
+                    sql.Identifier(self._statements.schema, piece.table),
+                    sql.SQL(" AND ").join(_equal("staged", "s", self._key)),
                 )
                 for number, piece in enumerate(pieces)
             ),
@@ -222,15 +281,6 @@ class TargetTable:
         )
         cursor.execute(statement)
         return [Piece.of_place(pieces[number].table, place) for number, place in cursor.fetchall()]
-
-    def _same(self, table: str) -> Any:  # noqa: ANN401
-        """Return the condition that a row has the key of `staged`."""
-        from psycopg2 import sql  # noqa: PLC0415
-
-        return sql.SQL(" AND ").join(
-            sql.SQL("staged.{0} = {1}.{0}").format(sql.Identifier(column), sql.Identifier(table))
-            for column in self._key
-        )
 
     def check_stored(self, cursor: Any, rows: int, stored: int, attempt: OutputAttempt) -> None:  # noqa: ANN401
         """Raise SinkError if the table has not all of the batch's rows, as which a replay would replace them.
@@ -254,3 +304,18 @@ class TargetTable:
         columns = columns_of(schema, where)
         check_key({column.name for column in columns}, self._key, where)
         return columns
+
+
+def _equal(one: str, other: str, columns: Sequence[str]) -> list[Any]:
+    """Return the conditions that rows of two tables have the same values in these columns."""
+    from psycopg2 import sql  # noqa: PLC0415
+
+    form = sql.SQL("{0}.{2} = {1}.{2}")
+    return [form.format(sql.Identifier(one), sql.Identifier(other), sql.Identifier(column)) for column in columns]
+
+
+def _nulls(table: str, columns: Sequence[str]) -> list[Any]:
+    """Return the conditions that a row of a table has nulls in these columns."""
+    from psycopg2 import sql  # noqa: PLC0415
+
+    return [sql.SQL("{}.{} IS NULL").format(sql.Identifier(table), sql.Identifier(column)) for column in columns]

@@ -123,7 +123,8 @@ class Staging:
     """Fill the staging tables of one attempt at an output; `comment` identifies the attempt on each table.
 
     `columns`: names and types. `required`: those that take no null. `compared`: those whose type may alter a text, each
-    of which is copied a second time as it was, so that a constraint compares them.
+    of which is copied a second time as it was, so that a constraint compares them. `keeps_refused`: rows that the
+    target refuses go to a table of their own; `skips_refused`: they are skipped.
     """
 
     address: Address
@@ -134,6 +135,7 @@ class Staging:
     required: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
     keeps_refused: bool = False
+    skips_refused: bool = False
 
     @property
     def _copies(self) -> dict[str, str]:
@@ -162,7 +164,7 @@ class Staging:
         from psycopg2 import sql  # noqa: PLC0415
 
         connection, rows = None, 0
-        refused = RefusedRows(keeps=self.keeps_refused, way_out=KEEP_WAY_OUT)
+        refused = RefusedRows(keeps=self.keeps_refused or self.skips_refused, way_out=KEEP_WAY_OUT)
         try:
             for batch in batches:
                 if not batch.num_rows:
@@ -180,7 +182,7 @@ class Staging:
                 rows += batch.num_rows - (len(refused.rows) - before)
             refused.end()
             if connection is not None:
-                if refused.rows:
+                if refused.rows and not self.skips_refused:
                     self._put_aside(connection, f"{table}{REFUSED}", refused.rows)
                 connection.commit()
         except psycopg2.Error as error:

@@ -490,3 +490,85 @@ def test_a_staging_table_names_its_attempt(target: Target) -> None:
     Looked(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt())
     [comment] = comments
     assert (comment["forebay"], comment["output"], comment["attempt"]) == ("words", "counts", 1)
+
+
+MERGE: dict[str, Any] = {"mode": "merge", "key": ["word", "n"]}
+
+
+def identities(*rows: tuple[Any, ...], names: str = "word n") -> DataFrame:
+    kinds = {"word": StringType(), "n": LongType(), "other": LongType()}
+    schema = StructType([StructField(name, kinds[name]) for name in names.split()])
+    return cast("DataFrame", FrameWithoutSpark(list(rows[::2]), list(rows[1::2]), schema=schema))
+
+
+def test_a_refused_row_does_not_keep_the_row_of_its_window(target: Target) -> None:
+    target.rows(
+        "CREATE TABLE counts (word text, n bigint, more bigint CHECK (more < 9), _batch_time timestamptz, "
+        "UNIQUE (word, n))"
+    )
+    schema = StructType([*words().schema.fields, StructField("more", LongType())])
+
+    def counted(*rows: tuple[Any, ...]) -> DataFrame:
+        return cast("DataFrame", FrameWithoutSpark(list(rows), schema=schema))
+
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", **MERGE, on_bad_rows="dead_letter")
+    sink.write(counted(("a", 1, 1), ("b", 1, 1), ("c", 2, 1)), attempt(time=TIME - timedelta(days=1)))
+    windows = identities((1,), names="n")
+    written = sink.write(counted(("a", 1, 9), ("b", 1, 2)), replace(attempt(), replaced=windows))
+    assert (written.rows, written.refused) == (1, 1)
+    assert target.counts() == [("b", 1), ("c", 2)]
+
+
+def test_windows_with_nulls_are_found_in_a_table_of_others(target: Target) -> None:
+    target.rows("CREATE TABLE counts (word text, n bigint, _batch_time timestamptz, UNIQUE (word, n))")
+    before, later = TIME - timedelta(days=1), TIME + timedelta(days=1)
+    gone = [(None, 1, TIME), (None, 1, before), ("a", None, before)]
+    # Of a later batch, of no batch, and of other windows.
+    kept = [(None, 1, later), (None, 1, None), (None, None, before), (None, 2, before), ("b", None, before)]
+    for row in [*gone, *kept]:
+        target.rows("INSERT INTO counts VALUES (%s, %s, %s)", *row)
+    replaced = identities((None, 1), ("a", None), ("b", 1), (None, 7), (None, 1))
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", **MERGE)
+    sink.write(words(("a", 1)), replace(attempt(2), replaced=replaced))
+    assert sorted(target.rows("SELECT * FROM counts"), key=str) == sorted([*kept, ("a", 1, TIME)], key=str)
+
+
+def test_windows_that_the_table_can_not_hold_are_none_of_its_own(target: Target) -> None:
+    target.rows("CREATE TABLE counts (word uuid, n smallint, _batch_time timestamptz, UNIQUE (word, n))")
+    one, other = "3f1f9ee0-3d7b-4b2f-9f0f-0d6d3c1c2b1a", "4f1f9ee0-3d7b-4b2f-9f0f-0d6d3c1c2b1a"
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", **MERGE)
+    sink.write(words((one, 1), (other, 1)), attempt())
+    odd = [("no uuid", 1), ("a\0", 1), (other, 2**40), (other.upper(), 1), (None, 1)]
+    later = attempt(time=TIME + timedelta(days=1))
+    written = sink.write(words(), replace(later, replaced=identities(*odd, (one, 1))))
+    assert (written.rows, written.refused) == (0, 0)
+    assert target.rows("SELECT word::text FROM counts") == [(other,)]
+    assert target.staging() == []
+
+
+def test_staged_windows_emptied_by_a_crash_of_the_target_are_detected(target: Target) -> None:
+    class Crashing(PostgresSink):
+        def reached(self, step: Step) -> None:
+            if step is Step.STAGED:
+                [table] = [name for (name,) in target.staging() if "windows" in name]
+                target.rows(f"TRUNCATE {table}")
+
+    sink = Crashing(EnvVar("TARGET_URL"), "counts", **MERGE)
+    with pytest.raises(SinkError, match="2 of 3 staged rows are there"):
+        sink.write(words(("a", 1), ("b", 2)), replace(attempt(), replaced=identities(("a", 1))))
+    assert target.commits() == []
+    assert target.staging() == []
+
+
+def test_windows_by_which_no_rows_can_be_replaced_are_refused(target: Target) -> None:
+    for options in ({}, MERGE):
+        sink = PostgresSink(EnvVar("TARGET_URL"), "counts", **options)
+        assert sink.replaces(["n"]) is bool(options)
+        with pytest.raises(SinkError, match=r"windows are identified by other, and its sink replaces no rows by that"):
+            sink.write(words(("a", 1)), replace(attempt(), replaced=identities((1,), names="other")))
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", **MERGE)
+    schema = StructType([StructField("n", StringType())])
+    texts = cast("DataFrame", FrameWithoutSpark([("1",)], schema=schema))
+    with pytest.raises(SinkError, match="column n identifies windows as string, and the result has it as bigint"):
+        sink.write(words(("a", 1)), replace(attempt(), replaced=texts))
+    assert target.rows("SELECT to_regclass('counts')") == [(None,)]

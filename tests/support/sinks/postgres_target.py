@@ -18,6 +18,8 @@ from forebay import EnvVar, PostgresSink
 from forebay.testing.sinks import SinkTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql.types import DataType, StructType
 
     from tests.integration.orchestration.target_database import Target
@@ -40,6 +42,9 @@ class PostgresTarget(SinkTarget):
 
     def sink(self) -> PostgresSink:
         return PostgresSink(EnvVar("TARGET_URL"), f"public.{self._table}", **self._options)
+
+    def merging(self, key: Sequence[str]) -> PostgresSink:
+        return PostgresSink(EnvVar("TARGET_URL"), f"public.{self._table}", mode="merge", key=key)
 
     def drop(self) -> None:
         """Drop the table and what the sink knows of it."""
