@@ -243,6 +243,7 @@ class StateRun:
             buckets=buckets,
             folder=folder,
             batch_time=attempt.batch_time,
+            attempt=attempt.attempt,
             ttl=state.ttl,
             encrypts=self._encrypts,
             **self._stores,
