@@ -280,20 +280,12 @@ def _result(
     extra: dict[str, Any] = {BATCH_PARAMETER: batch} if output.wants_batch else {}
     if output.event is not None:
         assert state is not None
-        from orchestration.batches.stateful.event_batch import EventBatch  # noqa: PLC0415  the light parts load no Spark
-
-        times = output.event.times
+        by_time = output.event.times
         frames = [
-            loaded(tables[entry.stream.name if isinstance(entry, Window) else entry.name][-1:], numbered=True)
-            if place in times
-            else frame(entry)
-            for place, entry in enumerate(output.inputs)
+            loaded(tables[stream.name][-1:], numbered=True) if place in by_time else frame(entry)
+            for place, (entry, stream) in enumerate(zip(output.inputs, output.streams, strict=True))
         ]
-        event = EventBatch(output, frames, dict.fromkeys(times, ["test"]), state.progress, batch.time)
-        state.follow(event)
-        computed = event.compute(state.before(session, event.keys(), event.clock), extra)
-        state.after(computed.changes, event.clock)
-        return computed.result
+        return _event_result(output, frames, batch, state, extra)
     arguments: dict[str, Any] = {
         parameter: frame(entry) for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
@@ -304,6 +296,19 @@ def _result(
     result, changes = checked_pair(returned, where)
     state.after(changes, batch.time)
     return result
+
+
+def _event_result(
+    output: Output, frames: Sequence[DataFrame], batch: Batch, state: TestedState, extra: Mapping[str, Any]
+) -> DataFrame:
+    from orchestration.batches.stateful.event_batch import EventBatch  # noqa: PLC0415  the light parts load no Spark
+
+    assert output.event is not None
+    event = EventBatch(output, frames, {place: ["test"] for place in output.event.times}, state.progress, batch.time)
+    state.follow(event)
+    computed = event.compute(state.before(frames[0].sparkSession, event.keys(), event.clock), extra)
+    state.after(computed.changes, event.clock)
+    return computed.result
 
 
 def _last_due(output: Output, time: datetime) -> datetime:

@@ -262,8 +262,8 @@ def _refuse_another_state(pipeline: Pipeline, row: store.PipelineRow) -> None:
             raise DeclarationError(message)
         if now.get("made_of") != before.get("made_of"):
             message = (
-                f"{where}: its windows, join or columns of event time were {before.get('made_of')}, and what is kept for "
-                "them is of no use to others: declare them as they were, or give the output another name"
+                f"{where}: its windows, join or columns of event time were {before.get('made_of')}, and what is kept "
+                "for them is of no use to others: declare them as they were, or give the output another name"
             )
             raise DeclarationError(message)
         changed = [part for part in ("key", "value", "buckets") if now[part] != before[part]]

@@ -406,7 +406,7 @@ class Output:
             )
             raise DeclarationError(message)
         # Of a join, both sides are in the first one.
-        self.parameters = tuple([*expected[:1] * joins, *expected])
+        self.parameters = (*expected[:1] * joins, *expected)
         # What this process knows of its plans (``orchestration.spark.column_lineage``).
         self.column_sources: dict[str, Sequence[tuple[tuple[str, str], ...] | None]] = {}
 
@@ -632,8 +632,10 @@ class Pipeline:
         Raises:
             DeclarationError: no input, a name that is taken or reserved, parameters that don't fit.
         """
-        times = {place: entry for place, entry in enumerate(inputs or ()) if isinstance(entry, EventTime)}
-        inputs = [entry.stream if isinstance(entry, EventTime) else entry for entry in inputs or ()]
+        # One that is not in a list is refused below.
+        listed = () if isinstance(inputs, Stream | Window | EventTime) else tuple(inputs or ())
+        times = {place: entry for place, entry in enumerate(listed) if isinstance(entry, EventTime)}
+        plain = [entry.stream if isinstance(entry, EventTime) else entry for entry in listed]
 
         def declare(function: Callable[..., Any]) -> Output:
             output_name = _checked_name("output", name or function.__name__)
@@ -644,16 +646,7 @@ class Pipeline:
             if output_name in RESERVED_OUTPUTS:
                 message = f"{where}: the name is Forebay's own ({', '.join(sorted(RESERVED_OUTPUTS))}); choose another"
                 raise DeclarationError(message)
-            if not inputs:
-                message = f"{where} has no input: name the streams that it reads, inputs=[...]"
-                raise DeclarationError(message)
-            for entry in inputs:
-                if not isinstance(entry, Stream | Window):
-                    message = (
-                        f"{where}: input {entry!r} is no stream: give the Stream itself (or its window), as declared, "
-                        "and not its name"
-                    )
-                    raise DeclarationError(message)
+            self._check_inputs(where, plain)
             if not isinstance(sink, Sink):
                 message = f"{where}: sink={sink!r} is no sink: give one, as ParquetSink('data/{output_name}')"
                 raise DeclarationError(message)
@@ -664,7 +657,7 @@ class Pipeline:
             elif late is not None:
                 message = f"{where}: late=: only outputs by event time have late records: leave it out"
                 raise DeclarationError(message)
-            output = Output(self, function, self._in_calendar(where, inputs), sink, output_name, state, event)
+            output = Output(self, function, self._in_calendar(where, plain), sink, output_name, state, event)
             self._check_windows(where, output)
             sink.in_timezone(self.timezone)
             self.outputs[output_name] = output
@@ -679,6 +672,18 @@ class Pipeline:
 
         return declare
 
+    def _check_inputs(self, where: str, inputs: Sequence[object]) -> None:
+        if not inputs:
+            message = f"{where} has no input: name the streams that it reads, inputs=[...]"
+            raise DeclarationError(message)
+        for entry in inputs:
+            if not isinstance(entry, Stream | Window):
+                message = (
+                    f"{where}: input {entry!r} is no stream: give the Stream itself (or its window), as declared, "
+                    "and not its name"
+                )
+                raise DeclarationError(message)
+
     def _declare_late(self, output: Output, sink: Sink) -> None:
         """Declare the output of the records that are too late for another one. It has a watermark of its own."""
         assert output.event is not None
@@ -689,7 +694,7 @@ class Pipeline:
             message = f"output {output.name!r} of pipeline {self.name!r}: late=: there is an output {name!r}: rename it"
             raise DeclarationError(message)
         sink.in_timezone(self.timezone)
-        event = dataclasses.replace(event, times={place: time for place, time in enumerate(event.times.values())})
+        event = dataclasses.replace(event, times=dict(enumerate(event.times.values())))
         self.outputs[name] = Output(self, late_records, inputs, sink, name, None, event)
 
     def _check_state(self, where: str, state: State | None, *, has_event_time: bool) -> None:

@@ -29,6 +29,8 @@ HASH = "_hash"
 EXPIRES = "_expires_at"
 #: Whether the key is deleted; its value is then null.
 DELETED = "_deleted"
+#: The version that changed the key last: the time of its batch, and the attempt that wrote it.
+CHANGED_AT, CHANGED_BY = "_changed_at", "_changed_by"
 
 _TIME = pa.timestamp("us", "UTC")
 # What Python's times can hold. Nothing lives so long that a later time matters.
@@ -62,13 +64,22 @@ class NextFrame:
 def frame_schema(schema: StateSchema) -> pa.Schema:
     """Return the columns of a frame."""
     columns = list(arrow_schema(schema.arrow_columns()))
-    return pa.schema([pa.field(HASH, pa.int64()), *columns, pa.field(EXPIRES, _TIME), pa.field(DELETED, pa.bool_())])
+    changed = [pa.field(CHANGED_AT, _TIME), pa.field(CHANGED_BY, pa.int32())]
+    expires = [pa.field(EXPIRES, _TIME), pa.field(DELETED, pa.bool_())]
+    return pa.schema([pa.field(HASH, pa.int64()), *columns, *changed, *expires])
 
 
-def all_rows(schema: StateSchema, frames: Sequence[pa.Table], batch_time: datetime) -> list[pa.Table]:
-    """Return every live row of a bucket as ``rows_of_keys`` does."""
+def changes_schema(schema: StateSchema) -> pa.Schema:
+    """Return the columns that ``next_frame`` takes: those of a frame that are given, not derived."""
+    return pa.schema(list(frame_schema(schema))[: 1 + len(schema.columns)])
+
+
+def all_rows(
+    schema: StateSchema, frames: Sequence[pa.Table], batch_time: datetime, *, more: Sequence[str] = ()
+) -> list[pa.Table]:
+    """Return every live row of a bucket as ``rows_of_keys`` does; `more`: and these columns of a frame."""
     newest = newest_rows([frame.select(schema.key_names) for frame in frames])
-    return _given(schema, _taken(frames, newest), batch_time)
+    return _given(schema, _taken(frames, newest), batch_time, more)
 
 
 def rows_of_keys(
@@ -139,7 +150,7 @@ def rows_of_groups(
 def _rows_of(rows: pa.Table, asked: Sequence[pa.Table]) -> pa.Array:
     """Return the numbers of the rows that are equal to one of the asked ones, nulls too."""
     names = [f"k{column}" for column in range(rows.num_columns)]
-    tables = []
+    tables: list[pa.Table] = []
     for table in [rows, *asked]:
         is_asked = bool(tables)
         numbers = pa.nulls(table.num_rows, pa.int64()) if is_asked else pa.array(np.arange(table.num_rows))
@@ -156,8 +167,10 @@ def next_frame(
     changes: pa.Table,
     *,
     batch_time: datetime,
+    attempt: int,
     ttl: timedelta | None,
     is_full: bool,
+    clock: datetime | None = None,
 ) -> NextFrame:
     """Return what a version writes of a bucket.
 
@@ -165,14 +178,16 @@ def next_frame(
         schema: the state's columns.
         frames: the bucket's, oldest first; they are not looked at unless ``is_full``.
         changes: ``HASH`` and the state's columns; a row without a value deletes its key.
-        batch_time: of the version; expired keys without a change are deleted if ``is_full``.
+        batch_time: of the version.
+        attempt: of the version.
         ttl: how long after their last change keys expire.
-        is_full: whether all rows are written.
+        is_full: whether all rows are written; expired keys without a change are deleted then.
+        clock: a key has expired if its time is not after it; None: after the batch time.
 
     Raises StateError if a key occurs twice.
     """
     _check_keys(schema, changes)
-    delta = _as_frame(schema, changes, batch_time, ttl)
+    delta = _as_frame(schema, changes, batch_time, attempt, ttl)
     deletions = int(pc.sum(delta[DELETED]).as_py() or 0)
     changed = delta.num_rows - deletions
     if not is_full:
@@ -183,7 +198,7 @@ def next_frame(
     for number, table in enumerate(newest):
         kept = table.filter(pc.invert(table[DELETED]))
         if number < len(frames):
-            is_expired = _are_expired(kept, batch_time)
+            is_expired = _are_expired(kept, clock or batch_time)
             expired += int(is_expired.sum())
             kept = kept.filter(pa.array(~is_expired)) if is_expired.any() else kept
         live.append(kept)
@@ -236,14 +251,18 @@ def _taken(tables: Sequence[pa.Table], rows: Sequence[Rows]) -> list[pa.Table]:
     ]
 
 
-def _given(schema: StateSchema, tables: Iterable[pa.Table], batch_time: datetime) -> list[pa.Table]:
-    """Return the rows that are not deleted as a state is given."""
-    names = [name for name, _ in schema.columns]
+def _given(
+    schema: StateSchema, tables: Iterable[pa.Table], batch_time: datetime, more: Sequence[str] = ()
+) -> list[pa.Table]:
+    """Return the rows that are not deleted as a state is given, with `more` columns."""
     found = []
     for table in tables:
         live = table.filter(pc.invert(table[DELETED]))
         if live.num_rows:
-            found.append(live.select(names).append_column(IS_EXPIRED, pa.array(_are_expired(live, batch_time))))
+            given = live.select(schema.names).append_column(IS_EXPIRED, pa.array(_are_expired(live, batch_time)))
+            for name in more:
+                given = given.append_column(name, live[name])
+            found.append(given)
     return found
 
 
@@ -281,7 +300,9 @@ def shown_key(schema: StateSchema, row: pa.Table) -> str:
     )
 
 
-def _as_frame(schema: StateSchema, changes: pa.Table, batch_time: datetime, ttl: timedelta | None) -> pa.Table:
+def _as_frame(
+    schema: StateSchema, changes: pa.Table, batch_time: datetime, attempt: int, ttl: timedelta | None
+) -> pa.Table:
     """Return changes as a frame's rows, in their own order."""
     is_deleted = pa.chunked_array([pa.repeat(pa.scalar(True), changes.num_rows)])  # noqa: FBT003  a value
     for name, _ in schema.value:
@@ -292,12 +313,20 @@ def _as_frame(schema: StateSchema, changes: pa.Table, batch_time: datetime, ttl:
     if ttl is not None:
         expires = pc.min_element_wise(expires, microseconds(batch_time) + ttl // timedelta(microseconds=1))
     expires = pc.if_else(is_deleted, none, expires).cast(_TIME)
-    return changes.append_column(EXPIRES, expires).append_column(DELETED, is_deleted)
+    made = {
+        CHANGED_AT: pa.repeat(pa.scalar(batch_time, _TIME), changes.num_rows),
+        CHANGED_BY: pa.repeat(pa.scalar(attempt, pa.int32()), changes.num_rows),
+        EXPIRES: expires,
+        DELETED: is_deleted,
+    }
+    for name, column in made.items():
+        changes = changes.append_column(name, column)
+    return changes
 
 
 def _deleted_row(schema: StateSchema, table: pa.Table) -> pa.Table:
     """Return the first row of a frame as one of a deleted key."""
-    row, kept = table.slice(0, 1), {HASH, *schema.key_names}
+    row, kept = table.slice(0, 1), {HASH, *schema.key_names, CHANGED_AT, CHANGED_BY}
     columns = [row[field.name] if field.name in kept else pa.nulls(1, field.type) for field in table.schema]
     return pa.table([*columns[:-1], pa.array([True])], schema=table.schema)
 

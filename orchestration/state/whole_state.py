@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  as Spark's documentation names it
 from pyspark.sql.types import StructType
@@ -29,7 +29,8 @@ def widened(whole: DataFrame, schema: StateSchema) -> DataFrame:
 
 
 def _widened(whole: DataFrame, name: str, kind: str) -> Column:
-    had, wanted = whole.schema[name].dataType, StructType.fromDDL(f"c {kind}")["c"].dataType
+    declared: Any = StructType.fromDDL(f"c {kind}")
+    had, wanted = whole.schema[name].dataType, declared["c"].dataType
     column = F.col(f"`{name}`")
     if not isinstance(had, StructType) or not isinstance(wanted, StructType):
         return column.cast(wanted).alias(name)

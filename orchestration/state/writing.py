@@ -68,6 +68,8 @@ def write_state(
     buckets: int,
     folder: str,
     batch_time: datetime,
+    attempt: int,
+    clock: datetime | None = None,
     ttl: timedelta | None,
     roots: str,
     block_keys: str,
@@ -87,7 +89,9 @@ def write_state(
         ordinal: of the new version; which buckets are written full goes by it.
         buckets: of the state, the same for all of its versions.
         folder: in the block store, of this attempt alone.
-        batch_time: a key has expired if its time is not after it.
+        batch_time: of the version.
+        attempt: at the batch; each key that it changes says so.
+        clock: a key has expired if its time is not after it; None: after the batch time.
         ttl: how long after their last change keys expire; None: they don't.
         roots: of the block store, as its setting has them.
         block_keys: references to the keys of encrypted frames, separated by commas, the one that encrypts first.
@@ -103,14 +107,24 @@ def write_state(
     from orchestration.state.state_segments import StatePlace  # noqa: PLC0415
 
     frames = by_bucket(chain)
-    full = {bucket for bucket in range(buckets) if is_full_due(bucket, ordinal, frames.get(bucket, ()), batch_time)}
+    full = {
+        bucket for bucket in range(buckets) if is_full_due(bucket, ordinal, frames.get(bucket, ()), clock or batch_time)
+    }
     columns = matched_columns(changes, schema.columns, "the changes", exactly=True)
     rows = hashed_rows(changes, columns, key=len(schema.group), buckets=buckets)
     if looked_at := full & frames.keys():
         rows = rows.unionAll(marks(session, looked_at, schema.columns))
     place = StatePlace(roots, block_keys, expected, encrypts, min_replicas)
     writer = _BucketWriter(
-        place, schema, {bucket: frames.get(bucket, ()) for bucket in full}, batch_time, ttl, folder, ordinal
+        place,
+        schema,
+        {bucket: frames.get(bucket, ()) for bucket in full},
+        batch_time,
+        attempt,
+        clock or batch_time,
+        ttl,
+        folder,
+        ordinal,
     )
     answers = by_task(session, rows, buckets).mapInArrow(writer.task(), _ANSWER).collect()
     if error := next((answer["error"] for answer in answers if answer["error"] is not None), None):
@@ -163,6 +177,8 @@ class _BucketWriter:
     schema: StateSchema
     full: Chain
     batch_time: datetime
+    attempt: int
+    clock: datetime
     ttl: timedelta | None
     folder: str
     ordinal: int
@@ -179,11 +195,11 @@ class _BucketWriter:
         import pyarrow as pa  # noqa: PLC0415
 
         from orchestration.state.bucketed_rows import buckets_of  # noqa: PLC0415
-        from orchestration.state.state_rows import frame_schema  # noqa: PLC0415
+        from orchestration.state.state_rows import changes_schema, frame_schema  # noqa: PLC0415
         from orchestration.state.state_segments import StateSegment  # noqa: PLC0415
 
         whole = frame_schema(self.schema)
-        given = pa.schema(list(whole)[:-2])
+        given = changes_schema(self.schema)
         store = self.place.open()
         segment = StateSegment(store, self.place, self.folder, self.ordinal)
         try:
@@ -207,7 +223,16 @@ class _BucketWriter:
         is_full = bucket.bucket in self.full
         number = bucket.bucket
         tables = [read_frame(store, frame, whole) for frame in self.full.get(number, ())]
-        made = next_frame(self.schema, tables, bucket.rows, batch_time=self.batch_time, ttl=self.ttl, is_full=is_full)
+        made = next_frame(
+            self.schema,
+            tables,
+            bucket.rows,
+            batch_time=self.batch_time,
+            attempt=self.attempt,
+            ttl=self.ttl,
+            is_full=is_full,
+            clock=self.clock,
+        )
         answer = {
             "bucket": bucket.bucket,
             "is_full": is_full,

@@ -130,9 +130,7 @@ class PairPlan(EventPlan):
         second = pairs.schema[self._names[1]].dataType
         return [
             pairs.unionByName(
-                alone.select(
-                    F.col(RECORD).alias(self._names[0]), F.lit(None).cast(second).alias(self._names[1])
-                )
+                alone.select(F.col(RECORD).alias(self._names[0]), F.lit(None).cast(second).alias(self._names[1]))
             )
         ]
 
@@ -146,7 +144,7 @@ class PairPlan(EventPlan):
         return joined.withColumn(_IS_MATCHED, is_matched).drop(*(f"m_{name}" for name in identity))
 
     def changes(self) -> DataFrame:
-        """Return the new records that may get a further pair, and those of the first input that have got their first."""
+        """Return the new records that may get a further pair, and earlier ones that have got their first."""
         left = self._left if not self._keeps_left else self._left_with_matches()
         changed = F.col(IS_NEW)
         if self._keeps_left:

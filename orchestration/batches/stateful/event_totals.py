@@ -1,4 +1,4 @@
-"""Plans windows by event time with a state of the user's own: a batch gets its new records, and the state of their keys.
+"""Plans windows by event time with a state of the user's own: a batch reads new records and the state of their keys.
 
 A key of the state is one of a window; it expires when its window is final. The function's result and changed state are
 computed as for all windows alike: what is not due yet, or is final, is left out here. Loads pyspark.

@@ -114,12 +114,12 @@ def advanced(
         if not any(name == stream for name, _ in by_key):
             # It may begin at any time: the others wait for it as for any source.
             by_key[stream, None] = SourceTime(stream, None, None, batch_time)
-    newest = {name: max(each.seen for each in by_key.values() if each.stream == name) for name in streams}
+    last_seen = {name: max(each.seen for each in by_key.values() if each.stream == name) for name in streams}
     sources = [
         replace(each, idle=each.seen + streams[each.stream].idle <= batch_time)
         for each in by_key.values()
         # One of a stream stays: without any, the others would wait for it again.
-        if each.seen == newest[each.stream]
+        if each.seen == last_seen[each.stream]
         or each.seen + max(streams[each.stream].idle, _FORGOTTEN_AFTER) > batch_time
     ]
     sources.sort(key=lambda each: (each.stream, each.source or ""))

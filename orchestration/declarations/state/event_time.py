@@ -103,9 +103,7 @@ class SessionWindow:
     A session's end is `gap` after its last record.
     """
 
-    def __init__(
-        self, gap: str | timedelta, *, key: Sequence[str] | str, on_failure: OnStateFailure = "halt"
-    ) -> None:
+    def __init__(self, gap: str | timedelta, *, key: Sequence[str] | str, on_failure: OnStateFailure = "halt") -> None:
         """Declare sessions of the key's columns. `on_failure` is that of `State`. Raises DeclarationError."""
         self.gap = _duration(gap, "SessionWindow: gap")
         self.key = _columns(key, "SessionWindow: key")
@@ -257,8 +255,8 @@ def event_output(
         return found
     if mode == "merge" and not sink.replaces(found.identity):
         raise DeclarationError(
-            f"{where}: its sink keeps one row for each key, and {', '.join(found.identity)} must be in it, else rows of "
-            f"one window replace those of another: give key=[{', '.join(map(repr, found.identity))}, …]"
+            f"{where}: its sink keeps one row for each key, and {', '.join(found.identity)} must be in it, else rows "
+            f"of one window replace those of another: give key=[{', '.join(map(repr, found.identity))}, …]"
         )
     if mode == "overwrite":
         raise DeclarationError(
@@ -277,7 +275,7 @@ def _check_state(where: str, kind: EventKind, state: State | None) -> None:
         )
     taken = {name.casefold() for name in state.schema.names} & {WINDOW_START, EXPIRES_AT}
     if taken or state.ttl is not None:
-        what = "ttl" if not taken else sorted(taken)[0]
+        what = "ttl" if not taken else min(taken)
         raise DeclarationError(
             f"{where}: its state has {what}, and a key of a window lives until its window is final: leave it out"
         )

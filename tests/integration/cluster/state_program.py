@@ -29,7 +29,16 @@ if __name__ == "__main__":
         "concat('user ', id) AS user", "id AS n", "CAST(NULL AS TIMESTAMP) AS expires_at"
     )
     first = write_state(
-        session, SCHEMA, users, [], ordinal=1, folder="state/1/o/1-1", batch_time=TIME, ttl=timedelta(hours=1), **place
+        session,
+        SCHEMA,
+        users,
+        [],
+        ordinal=1,
+        folder="state/1/o/1-1",
+        batch_time=TIME,
+        attempt=1,
+        ttl=timedelta(hours=1),
+        **place,
     )
     some = users.where("n < 10").selectExpr("user", "n + 1000 AS n", "expires_at")
     second = write_state(
@@ -40,6 +49,7 @@ if __name__ == "__main__":
         ordinal=2,
         folder="state/1/o/2-1",
         batch_time=TIME + timedelta(minutes=30),
+        attempt=1,
         ttl=timedelta(hours=1),
         **place,
     )

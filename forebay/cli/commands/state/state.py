@@ -96,7 +96,7 @@ def show(
     at: At = "",
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Show the value of one key.
+    """Show the value of one key, and which batch changed it last.
 
     The exit code is 1 if the key has none.
 
@@ -110,19 +110,23 @@ def show(
         with driver_log(console, application_name=APPLICATION) as connection:
             stored = _stored(connection, pipeline, output, at)
         try:
-            row = stored.row_of(key)
+            found = stored.row_of(key)
         except ValueError as error:
             raise CommandError(str(error)) from error
     time = stored.batch_time.isoformat()
     if as_json:
-        value = None if row is None else {name: _plain(value) for name, value in row.items()}
-        typer.echo(json.dumps({"batch_time": time, "value": value}, default=str))
-    elif row is None:
+        value = None if found is None else {name: _plain(value) for name, value in found.row.items()}
+        changed = None if found is None else {"batch_time": found.changed_at.isoformat(), "attempt": found.changed_by}
+        typer.echo(json.dumps({"batch_time": time, "value": value, "changed": changed}, default=str))
+    elif found is None:
         console.print(f"After batch {time} the key has no value.", markup=False)
     else:
-        print_table(console, ("column", "value"), [(name, str(_plain(value))) for name, value in row.items()])
-        console.print(f"After batch {time}.", markup=False)
-    raise typer.Exit(0 if row is not None else 1)
+        print_table(console, ("column", "value"), [(name, str(_plain(value))) for name, value in found.row.items()])
+        last = found.changed_at.isoformat()
+        console.print(
+            f"After batch {time}. Batch {last}, attempt {found.changed_by}, changed the key last.", markup=False
+        )
+    raise typer.Exit(0 if found is not None else 1)
 
 
 @app.command()
@@ -134,6 +138,8 @@ def export(
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Write the whole state to a Parquet file: a row for each key.
+
+    Its columns `_changed_at` and `_changed_by` say which batch and attempt changed the key last.
 
     For example:
 

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from orchestration.state.state_frame import StateError, time_of
 from orchestration.state.state_rows import (
+    CHANGED_AT,
+    CHANGED_BY,
     DELETED,
     EXPIRES,
     HASH,
     all_rows,
+    changes_schema,
     frame_schema,
     next_frame,
     rows_of_keys,
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMA = StateSchema.parse(key="user STRING, day INT", value="n BIGINT, tags ARRAY<STRING>, expires_at TIMESTAMP")
 WHOLE = frame_schema(SCHEMA)
-GIVEN = pa.schema(list(WHOLE)[:-2])
+GIVEN = changes_schema(SCHEMA)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 Key = tuple[str | None, int | None]
@@ -85,12 +88,14 @@ class Model:
 
     def __init__(self, ttl: timedelta | None) -> None:
         self.state: dict[Key, tuple[Value, datetime | None]] = {}
+        self.changed: dict[Key, tuple[datetime, int]] = {}
         self.ttl = ttl
 
     def expired(self, now: datetime) -> set[Key]:
         return {key for key, (_, time) in self.state.items() if time is not None and time <= now}
 
-    def change(self, changes: Mapping[Key, Value], now: datetime) -> None:
+    def change(self, changes: Mapping[Key, Value], now: datetime, attempt: int) -> None:
+        self.changed |= dict.fromkeys(changes, (now, attempt))
         for key in self.expired(now) - changes.keys():
             del self.state[key]
         for key, value in changes.items():
@@ -127,8 +132,10 @@ def test_any_versions_are_what_a_dictionary_makes_of_them(
 
         is_full = in_turn or not frames or may_expire
         expired = model.expired(now) - changes.keys()
-        made = next_frame(SCHEMA, frames, rows(changes.items()), batch_time=now, ttl=ttl, is_full=is_full)
-        model.change(changes, now)
+        made = next_frame(
+            SCHEMA, frames, rows(changes.items()), batch_time=now, attempt=number + 1, ttl=ttl, is_full=is_full
+        )
+        model.change(changes, now, number + 1)
         deletions = sum(value == NOTHING for value in changes.values())
         assert (made.changed, made.deleted) == (len(changes) - deletions, deletions + len(expired))
         assert made.live == (len(model.state) if is_full else None)
@@ -146,23 +153,30 @@ def test_any_versions_are_what_a_dictionary_makes_of_them(
         bound = min((time for time in expiries if time is not None), default=None)
         exact = model.next_expiry()
         assert bound == exact if is_full else exact is None or (bound is not None and bound <= exact)
-    assert {key for key, _ in found(all_rows(SCHEMA, frames, START)).items()} == model.state.keys()
+    left = [
+        row for table in all_rows(SCHEMA, frames, START, more=(CHANGED_AT, CHANGED_BY)) for row in table.to_pylist()
+    ]
+    assert {(row["user"], row["day"]): (row[CHANGED_AT], row[CHANGED_BY]) for row in left} == {
+        key: model.changed[key] for key in model.state
+    }
 
 
 def test_a_key_that_comes_twice_is_named() -> None:
     changes = rows([(("a", 1), (1, None, None)), (("b", None), (2, None, None)), (("b", None), NOTHING)])
     for is_full in (False, True):
         with pytest.raises(StateError, match=r"2 rows of the key \(user=b, day=None\)"):
-            next_frame(SCHEMA, [], changes, batch_time=START, ttl=None, is_full=is_full)
+            next_frame(SCHEMA, [], changes, batch_time=START, attempt=1, ttl=None, is_full=is_full)
 
 
 def test_a_bucket_whose_keys_are_all_deleted_keeps_one_row_that_says_so() -> None:
-    first = next_frame(SCHEMA, [], rows([(("a", 1), (1, [], None))]), batch_time=START, ttl=None, is_full=True).rows
-    made = next_frame(SCHEMA, [first], rows([(("a", 1), NOTHING)]), batch_time=START, ttl=None, is_full=True)
+    first = next_frame(
+        SCHEMA, [], rows([(("a", 1), (1, [], None))]), batch_time=START, attempt=1, ttl=None, is_full=True
+    ).rows
+    made = next_frame(SCHEMA, [first], rows([(("a", 1), NOTHING)]), batch_time=START, attempt=1, ttl=None, is_full=True)
     assert made.rows is not None
     assert (made.rows.num_rows, made.rows[DELETED].to_pylist(), made.live) == (1, [True], 0)
     assert all_rows(SCHEMA, [made.rows], START) == []
-    unknown = next_frame(SCHEMA, [], rows([(("a", 1), NOTHING)]), batch_time=START, ttl=None, is_full=True)
+    unknown = next_frame(SCHEMA, [], rows([(("a", 1), NOTHING)]), batch_time=START, attempt=1, ttl=None, is_full=True)
     assert (unknown.rows, unknown.deleted, unknown.live) == (None, 1, 0)
 
 
@@ -171,14 +185,14 @@ def test_times_that_python_has_not_are_kept_as_they_are() -> None:
     changes = rows([(("a", 1), (1, None, START)), (("b", 1), (1, None, START))])
     times = pa.array([far, early]).cast(pa.timestamp("us", "UTC"))
     changes = changes.set_column(changes.column_names.index("expires_at"), GIVEN.field("expires_at"), times)
-    made = next_frame(SCHEMA, [], changes, batch_time=START, ttl=None, is_full=True)
+    made = next_frame(SCHEMA, [], changes, batch_time=START, attempt=1, ttl=None, is_full=True)
     assert made.rows is not None
     assert sorted(made.rows["expires_at"].cast(pa.int64()).to_pylist()) == [early, far]
     assert made.next_expiry is not None
     assert time_of(made.next_expiry) == datetime.min.replace(tzinfo=UTC)
     [read] = rows_of_keys(SCHEMA, [made.rows], None, START, with_expired=True)
     assert read["user"].to_pylist() == ["b"]
-    only_far = next_frame(SCHEMA, [], changes.slice(0, 1), batch_time=START, ttl=None, is_full=True)
+    only_far = next_frame(SCHEMA, [], changes.slice(0, 1), batch_time=START, attempt=1, ttl=None, is_full=True)
     assert only_far.next_expiry is None
 
 
@@ -196,10 +210,10 @@ def test_keys_of_every_type_are_compared_by_their_values() -> None:
         "f": START.replace(tzinfo=None),
         "n": 1,
     }
-    given = pa.schema(list(frame_schema(schema))[:-2])
+    given = changes_schema(schema)
     table = pa.Table.from_pylist([{**row, "g": None}, {**row, "g": None, "b": None}], schema=given)
     table = table.set_column(7, given.field(7), pa.array(["1.00", "1.00"]).cast(pa.decimal128(20, 2)))
-    made = next_frame(schema, [], table, batch_time=START, ttl=None, is_full=True)
+    made = next_frame(schema, [], table, batch_time=START, attempt=1, ttl=None, is_full=True)
     assert made.live == 2
     assert made.rows is not None
     [read] = rows_of_keys(schema, [made.rows], table.slice(0, 1).select(given.names[:8]), START, with_expired=False)

@@ -75,17 +75,31 @@ def test_a_state_is_shown_exported_replayed_forward_stopped_resumed_and_undone(
         system.run(pipeline, times[-1], 1)
     first, second, third = times
 
+    def shown(word: str, *options: str, code: int = 0) -> Any:  # noqa: ANN401  JSON
+        return forebay("state", "show", "words", "totals", word, *options, code=code)
+
     def value(word: str, *options: str, code: int = 0) -> Any:  # noqa: ANN401  JSON
-        return forebay("state", "show", "words", "totals", word, *options, code=code)["value"]
+        return shown(word, *options, code=code)["value"]
 
     assert value("a") == {"word": "a", "n": 2, "is_expired": False}
     assert value("b", "--at", second.isoformat())["n"] == 1
     assert value("b", "--at", first.isoformat(), code=1) is None
+    assert shown("a")["changed"] == {"batch_time": second.isoformat(), "attempt": 1}
+    assert shown("a", "--at", first.isoformat())["changed"] == {"batch_time": first.isoformat(), "attempt": 1}
+    assert shown("b", "--at", first.isoformat(), code=1)["changed"] is None
+    said = CliRunner().invoke(app, ["state", "show", "words", "totals", "b"], env={"COLUMNS": "200"}).output
+    assert f"Batch {third.isoformat()}, attempt 1, changed the key last." in said
     refused = CliRunner().invoke(app, ["state", "show", "words", "totals", "a", "b"])
     assert (refused.exit_code, "the key has 1 column(s), word, and 2 are given" in refused.output) == (1, True)
     file = tmp_path / "state.parquet"
     assert forebay("state", "export", "words", "totals", "--to", str(file))["keys"] == 3
-    assert {row["word"]: row["n"] for row in pq.read_table(file).to_pylist()} == {"a": 2, "b": 2, "c": 1}
+    assert {
+        row["word"]: (row["n"], row["_changed_at"], row["_changed_by"]) for row in pq.read_table(file).to_pylist()
+    } == {
+        "a": (2, second, 1),
+        "b": (2, third, 1),
+        "c": (1, third, 1),
+    }
     again = CliRunner().invoke(app, ["state", "export", "words", "totals", "--to", str(file)])
     assert (again.exit_code, "give the name of a new file" in again.output) == (1, True)
 
@@ -106,6 +120,7 @@ def test_a_state_is_shown_exported_replayed_forward_stopped_resumed_and_undone(
     resumed = forebay(*resume)
     assert (resumed["state"], [row["batch_time"] for row in resumed["batches"]]) == ("COMPLETED", [third.isoformat()])
     assert (value("a")["n"], value("b")["n"], value("c")["n"]) == (3, 4, 2)
+    assert shown("a")["changed"] == {"batch_time": second.isoformat(), "attempt": 2}
 
     (tmp_path / "twice").unlink()
     undone = forebay(*undo)
