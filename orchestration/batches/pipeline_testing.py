@@ -116,6 +116,7 @@ def run_batch(
         ).toArrow()
         if state is not None:
             results.states[output.name] = state.table()
+            state.release()
     return results
 
 

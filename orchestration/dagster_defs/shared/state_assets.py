@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.dagster_defs.shared.page_links import page_of_pipeline
+from orchestration.declarations.state.event_time import EventJoin
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from orchestration.batches.attempt_outputs import OutputResult
     from orchestration.declarations.pipeline import Output, Pipeline
+    from orchestration.declarations.state.declared import State
 
 
 def state_key(output: Output) -> dg.AssetKey:
@@ -35,11 +37,19 @@ def state_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
                 "those that it deleted, how many there are, and the bytes that it wrote. forebay.state_status has more."
             ),
             kinds={"forebay"},
-            metadata={**page_of_pipeline(pipeline), "key": list(output.state.schema.key_names)},
+            metadata={**page_of_pipeline(pipeline), "key": _key(output, output.state)},
         )
         for output in pipeline.outputs.values()
         if output.state is not None
     ]
+
+
+def _key(output: Output, state: State) -> list[str]:
+    """Return the columns of the key; of windows whose records are kept, those that say which window it is."""
+    if output.event is None or output.event.state is not None:
+        return list(state.schema.key_names)
+    kind = output.event.kind
+    return list(kind.on if isinstance(kind, EventJoin) else output.event.identity)
 
 
 def state_materialization(output: Output, batch_time: datetime, result: OutputResult) -> dg.AssetMaterialization | None:

@@ -1,4 +1,4 @@
-"""Check docs/how-to/testing.md, parse-records.md, state.md and event-time.md: the tests of their pipelines pass for a reader."""
+"""Check the pages of docs/how-to that test a pipeline: the tests of their pipelines pass for a reader."""
 
 from __future__ import annotations
 
