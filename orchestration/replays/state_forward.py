@@ -1,7 +1,8 @@
 """Runs a batch of an output with a state again, and then every later one, each from the state that the one before left.
 
 The driver log keeps how far it is, so that a replay which was stopped or killed is resumed, or undone: then each batch
-gets the result and the state again that it had. New batches of the output wait meanwhile.
+gets the result and the state again that it had. New batches of the output wait meanwhile. One process has it: another
+takes it over only once that one has ended.
 """
 
 from __future__ import annotations
@@ -11,16 +12,25 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from orchestration.batches.batch_heartbeat import heartbeats
 from orchestration.batches.batch_run import replay_batch
 from orchestration.batches.following import follow_output
 from orchestration.replays.replay import ReplayedBatch
-from tracker_store.batches.state_replays import end_undoing, next_batch, state_replay, stop_state_replay
+from tracker_store.batches.state_replays import (
+    end_undoing,
+    next_batch,
+    state_replay,
+    stop_state_replay,
+    take_state_replay,
+)
 from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import DriverLogError
 from tracker_store.schema.states import StateReplayState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
     from orchestration.declarations.pipeline import Pipeline
@@ -39,9 +49,28 @@ def replay_forward(
 ) -> Generator[ReplayedBatch]:
     """Run, or restore, the batches that are left of a replay forward; a failure stops it, and is the last one returned.
 
-    A caller that closes the iterator stops the replay too. Raises DriverLogError.
+    A caller that closes the iterator stops the replay too. Raises DriverLogError, also while another process runs it.
     """
     engine = create_engine(settings.require_database_url(), application_name=f"forebay replay {replay_id}")
+    try:
+        with heartbeats(engine, name=f"{pipeline.name} replay {replay_id}") as process_id:
+            with connect(engine) as connection:
+                take_state_replay(connection, replay_id, process_id)
+            yield from _run(engine, pipeline, replay_id, process_id, run_id=run_id, settings=settings, session=session)
+    finally:
+        engine.dispose()
+
+
+def _run(
+    engine: sa.Engine,
+    pipeline: Pipeline,
+    replay_id: int,
+    process_id: int,
+    *,
+    run_id: str,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+) -> Generator[ReplayedBatch]:
     is_done = False
     try:
         with connect(engine) as connection:
@@ -64,6 +93,7 @@ def replay_forward(
                     batch_time=batch_time,
                     outputs=[output],
                     forward=replay_id,
+                    process_id=process_id,
                     run_id=run_id,
                     settings=settings,
                     session=session,
@@ -76,7 +106,16 @@ def replay_forward(
             yield ReplayedBatch(batch_time, results, monotonic.monotonic() - started)
     finally:
         if not is_done:
-            with connect(engine) as connection:
-                if state_replay(connection, replay_id).state is StateReplayState.RUNNING:
-                    stop_state_replay(connection, replay_id)
-        engine.dispose()
+            _stop(engine, replay_id, process_id)
+
+
+def _stop(engine: sa.Engine, replay_id: int, process_id: int) -> None:
+    """Stop the replay if it runs, and no other process has taken it over: then this one was taken for dead."""
+    with connect(engine) as connection:
+        found = state_replay(connection, replay_id)
+        if found.state is not StateReplayState.RUNNING:
+            return
+        try:
+            stop_state_replay(connection, replay_id, process_id=process_id)
+        except DriverLogError as error:
+            log.warning("the replay goes on elsewhere", replay=replay_id, error=str(error))

@@ -197,10 +197,11 @@ def _of_states(states: Sequence[OutputState]) -> Iterator[Problem]:
         what = f"Output {row.output} of {row.pipeline}"
         if row.replay is not None:
             is_undone = row.replay_state == StateReplayState.UNDOING
+            dead = "" if row.replay_runs or row.replay_state == StateReplayState.STOPPED else ", but no process runs it"
+            go_on = f"forebay state {'undo' if is_undone else 'resume'} {row.pipeline} {row.output}"
             yield Problem(
-                f"{what} is in replay {row.replay} of its state, which is {row.replay_state}: new batches wait",
-                # Goes on with one whose process has ended, too.
-                f"forebay state {'undo' if is_undone else 'resume'} {row.pipeline} {row.output}, if no command runs it",
+                f"{what} is in replay {row.replay} of its state, which is {row.replay_state}{dead}: new batches wait",
+                "forebay state" if row.replay_runs else go_on,
                 f"replay {row.pipeline} {row.output}",
                 replayed_line(row),
             )

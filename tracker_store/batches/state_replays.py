@@ -37,6 +37,7 @@ class StateReplay:
     """Hold a replay forward as stored.
 
     `head` is the newest version that it committed: results up to its batch are the replay's (None: none yet).
+    `process_id`: the process that runs it, or that ran it last (None: none has begun).
     """
 
     replay_id: int
@@ -49,6 +50,7 @@ class StateReplay:
     head: VersionKey | None
     began_at: datetime
     ended_at: datetime | None
+    process_id: int | None
 
     @property
     def is_unfinished(self) -> bool:
@@ -58,7 +60,7 @@ class StateReplay:
 
 _REPLAY = """
     SELECT r.id, r.pipeline_id, r.output, r.from_time, r.to_time, r.state, r.base_batch_time, r.base_attempt,
-        r.head_batch_time, r.head_attempt, r.began_at, r.ended_at
+        r.head_batch_time, r.head_attempt, r.began_at, r.ended_at, r.process_id
     FROM forebay.state_replays r
 """
 
@@ -82,6 +84,7 @@ def _replays(connection: sa.Connection, where: str, **values: object) -> list[St
             _key(row.head_batch_time, row.head_attempt),
             row.began_at,
             row.ended_at,
+            row.process_id,
         )
         for row in rows
     ]
@@ -207,22 +210,38 @@ def _first_due(
     return None
 
 
-def _move(connection: sa.Connection, replay_id: int, wanted: StateReplayState) -> None:
+def take_state_replay(connection: sa.Connection, replay_id: int, process_id: int) -> None:
+    """Begin to run a replay that is RUNNING or UNDOING in this process, which alone may claim its batches from here on.
+
+    Locks: the output's head, then the replay's row. Raises DriverLogError if another process that lives runs it.
+    """
     with named_failures():
         row = connection.execute(
-            sa.text("SELECT outcome, detail FROM forebay.move_state_replay(:replay, :wanted)"),
-            {"replay": replay_id, "wanted": wanted.value},
+            sa.text("SELECT outcome, detail FROM forebay.take_state_replay(:replay, :process)"),
+            {"replay": replay_id, "process": process_id},
+        ).one()
+    if row.outcome != "taken":
+        raise DriverLogError(row.detail, _REFUSED)
+
+
+def _move(
+    connection: sa.Connection, replay_id: int, wanted: StateReplayState, process_id: int | None = None
+) -> None:
+    with named_failures():
+        row = connection.execute(
+            sa.text("SELECT outcome, detail FROM forebay.move_state_replay(:replay, :wanted, :process)"),
+            {"replay": replay_id, "wanted": wanted.value, "process": process_id},
         ).one()
     if row.outcome != "moved":
         raise DriverLogError(row.detail, _REFUSED)
 
 
-def stop_state_replay(connection: sa.Connection, replay_id: int) -> None:
+def stop_state_replay(connection: sa.Connection, replay_id: int, *, process_id: int | None = None) -> None:
     """Stop a replay after the batch that runs. New batches of the output go on waiting. Locks: the output's head.
 
-    Raises DriverLogError.
+    `process_id`: the process that stops what it runs. Raises DriverLogError, also if another has taken it over.
     """
-    _move(connection, replay_id, StateReplayState.STOPPED)
+    _move(connection, replay_id, StateReplayState.STOPPED, process_id)
 
 
 def resume_state_replay(connection: sa.Connection, replay_id: int) -> None:

@@ -42,7 +42,8 @@ class StateToRead:
         head: the version to read; None: there is none yet.
         ordinal: of the version to be made.
         buckets: of the version to read; None without one.
-        hole: the oldest quarantined batch between the head and this one that lacks a result of the output.
+        hole: the oldest quarantined batch between the head and this one that lacks a result of the output; not one from
+            before the output was declared with a state.
         replay: the unfinished replay forward that new batches of the output wait for.
         unfinished: as `hole`, of a batch that will be tried again: wait for it, whatever `on_failure` says.
         restores: write no version, and commit with this `state_attempt`: a replay forward is being undone.
@@ -117,7 +118,8 @@ def state_to_read(
                         WHERE b.pipeline_id = p.id
                           AND b.state = 'QUARANTINED'
                           AND b.batch_time < :time
-                          AND b.batch_time > coalesce(h.batch_time, '-infinity')
+                          AND b.batch_time > coalesce(
+                              greatest(h.batch_time, CAST(p.states_after ->> :output AS timestamptz)), '-infinity')
                           AND NOT EXISTS (
                               SELECT
                               FROM forebay.output_commits c

@@ -32,6 +32,7 @@ class StateStatus:
     replay_from: datetime | None
     replayed_to: datetime | None
     replay_to: datetime | None
+    replay_runs: bool | None
 
 
 def list_states(connection: sa.Connection) -> list[StateStatus]:
@@ -40,7 +41,7 @@ def list_states(connection: sa.Connection) -> list[StateStatus]:
         rows = connection.execute(
             sa.text("""
                 SELECT pipeline, output, batch_time, attempt, keys, versions, stored_bytes, next_expiry, schema_version,
-                    replay, replay_state, replay_from, replayed_to, replay_to
+                    replay, replay_state, replay_from, replayed_to, replay_to, replay_runs
                 FROM forebay.state_status
                 ORDER BY pipeline, output
             """)
@@ -57,6 +58,7 @@ class OutputState:
         bytes: the length of what its newest version wrote: all that is stored costs the stored versions.
         waits_for: the quarantined batch without a result of the output that later batches are BLOCKED by.
         replay: the replay forward that is not finished, with its state and its progress; None: there is none.
+        replay_runs: whether a process runs it; None without one.
     """
 
     pipeline: str
@@ -71,6 +73,7 @@ class OutputState:
     replay_from: datetime | None
     replayed_to: datetime | None
     replay_to: datetime | None
+    replay_runs: bool | None
 
 
 def output_states(connection: sa.Connection, pipeline: str | None = None) -> list[OutputState]:
@@ -83,7 +86,7 @@ def output_states(connection: sa.Connection, pipeline: str | None = None) -> lis
         OutputState,
         """
         SELECT p.name, o.output, s.batch_time, s.keys, s.bytes, s.next_expiry, hole.batch_time, s.replay,
-            s.replay_state, s.replay_from, s.replayed_to, s.replay_to
+            s.replay_state, s.replay_from, s.replayed_to, s.replay_to, s.replay_runs
         FROM forebay.pipelines p
         CROSS JOIN LATERAL (
             SELECT declared.key AS output, declared.value -> 'state' ->> 'on_failure' AS on_failure
@@ -96,7 +99,8 @@ def output_states(connection: sa.Connection, pipeline: str | None = None) -> lis
             FROM forebay.batches b
             WHERE b.pipeline_id = p.id
               AND b.state = 'QUARANTINED'
-              AND b.batch_time > coalesce(s.batch_time, '-infinity')
+              AND b.batch_time > coalesce(
+                  greatest(s.batch_time, CAST(p.states_after ->> o.output AS timestamptz)), '-infinity')
               AND o.on_failure IS DISTINCT FROM 'skip'
               AND NOT EXISTS (
                   SELECT

@@ -182,6 +182,13 @@ pipelines = Table(
         DateTime(timezone=True),
         comment="The boundary after last_batch_time by its calendar; null: the next multiple of its interval",
     ),
+    Column(
+        "states_after",
+        JSONB,
+        nullable=False,
+        server_default=text("'{}'"),
+        comment="By output with a state: the last batch time when it was first declared; it waits for no batch up to it",
+    ),
     CheckConstraint("version > 0", name="pipelines_version_positive"),
     CheckConstraint(_one_of("state", PipelineState), name="pipelines_state"),
     CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
@@ -1268,6 +1275,7 @@ state_replays = Table(
         "head_batch_time", DateTime(timezone=True), comment="The newest batch that it has committed; null: none yet"
     ),
     Column("head_attempt", Integer, comment="The attempt of that batch's new version; null with it"),
+    Column("process_id", BigInteger, comment="The process that runs it, or that ran it last; null: none has begun"),
     _now("began_at", "When it began"),
     Column("ended_at", DateTime(timezone=True), comment="When it was COMPLETED or UNDONE; else null"),
     CheckConstraint(_one_of("state", StateReplayState), name="state_replays_state"),

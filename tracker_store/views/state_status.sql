@@ -3,7 +3,8 @@ SELECT p.name AS pipeline, h.pipeline_id, h.output, h.batch_time, h.attempt, v.o
        v.changed, v.deleted, v.next_expiry, h.schema_version, h.buckets, h.generation, h.moved_at,
        kept.versions, kept.bytes AS stored_bytes,
        replay.id AS replay, replay.state AS replay_state, replay.from_time AS replay_from,
-       replay.head_batch_time AS replayed_to, replay.to_time AS replay_to
+       replay.head_batch_time AS replayed_to, replay.to_time AS replay_to,
+       CASE WHEN replay.id IS NOT NULL THEN runner.id IS NOT NULL END AS replay_runs
 FROM forebay.state_heads h
 JOIN forebay.pipelines p ON p.id = h.pipeline_id
 LEFT JOIN forebay.state_versions v ON v.pipeline_id = h.pipeline_id AND v.output = h.output
@@ -13,6 +14,7 @@ LEFT JOIN LATERAL (
     WHERE k.pipeline_id = h.pipeline_id AND k.output = h.output) AS kept ON true
 LEFT JOIN forebay.state_replays replay ON replay.pipeline_id = h.pipeline_id AND replay.output = h.output
      AND replay.state IN ('RUNNING', 'STOPPED', 'UNDOING')
+LEFT JOIN forebay.processes runner ON runner.id = replay.process_id AND runner.ended_at IS NULL
 WHERE p.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.state_status IS
@@ -46,3 +48,5 @@ COMMENT ON COLUMN forebay.state_status.replay_from IS 'The first batch that it r
 COMMENT ON COLUMN forebay.state_status.replayed_to IS
     'Results of batches from replay_from up to here are the replay''s; null: none yet';
 COMMENT ON COLUMN forebay.state_status.replay_to IS 'The last batch that it runs again; null with it';
+COMMENT ON COLUMN forebay.state_status.replay_runs IS
+    'Whether a process runs it: one that is RUNNING or UNDOING without one was killed, and is to be resumed; null with it';

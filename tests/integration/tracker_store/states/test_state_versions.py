@@ -29,6 +29,7 @@ from tracker_store.connection.errors import (
     StatefulReplayError,
     StateMovedError,
 )
+from tracker_store.reports.state_status import output_states
 from tracker_store.schema.state_chain import CHAIN_STEPS
 from tracker_store.schema.states import AttemptFailure, BatchState
 
@@ -48,6 +49,12 @@ def follow(stated: StatedLog, time: datetime, attempt: int) -> bool:
     return outputs.follow_commit(
         stated.connection, **stated.where, batch_time=time, attempt=attempt, location="/t", rows=1
     )
+
+
+def refused(stated: StatedLog, time: datetime, attempt: int) -> str:
+    with pytest.raises(StateMovedError) as refusal:
+        follow(stated, time, attempt)
+    return str(refusal.value)
 
 
 def test_each_batch_reads_what_the_one_before_committed(stated: StatedLog) -> None:
@@ -156,7 +163,7 @@ def test_a_target_s_commit_is_adopted_by_the_next_attempt_with_its_version(state
 def test_following_a_target_moves_the_head_too_or_records_nothing(stated: StatedLog) -> None:
     # The attempt wrote no version: the target has a result that the state lacks.
     stated.quarantine(1)
-    assert not follow(stated, T1, 1)
+    assert "attempt 1 is not there" in refused(stated, T1, 1)
     batches.discard_batch(stated.connection, pipeline_id=stated.pipeline_id, batch_time=T1)
     # It wrote one.
     stated.allocate(2)
@@ -177,7 +184,7 @@ def test_following_a_target_moves_the_head_too_or_records_nothing(stated: Stated
     stated.note(T3, 1)
     stated.fail(T3, 1)
     four = stated.run(4)
-    assert not follow(stated, T3, 1)
+    assert "is in force" in refused(stated, T3, 1)
     assert stated.head() == four
 
 
@@ -224,6 +231,39 @@ def test_a_batch_in_which_the_output_is_not_due_is_no_hole(stated: StatedLog) ->
     assert stated.to_read(T2).hole is None
     stated.quarantine(2)
     assert stated.to_read(T3).hole == T2
+
+
+def test_a_batch_that_was_quarantined_before_the_output_had_a_state_is_no_hole(stated: StatedLog) -> None:
+    def declare(outputs: dict[str, object]) -> None:
+        apply_pipeline(
+            stated.connection,
+            name="words",
+            declaration={**DECLARATION, "outputs": outputs},
+            stream_ids=[stated.log.stream_id],
+            interval=INTERVAL,
+        )
+
+    with_state, without = DECLARATION["outputs"], {OUTPUT: {"inputs": ["lines"]}}
+    declare(without)
+    stated.quarantine(1)
+    declare(with_state)
+    assert stated.to_read(T2).hole is None
+    stated.quarantine(2)
+    declare(with_state)
+    assert stated.to_read(T3).hole == T2, "it was declared by then, and is no other one now"
+    stated.replay(T2)
+    assert stated.to_read(T3).hole is None
+    # It is left out for a while: its state goes on from what it was.
+    declare(without)
+    stated.quarantine(3)
+    declare(with_state)
+    found = stated.to_read(batch_time(4))
+    assert (found.head, found.hole) == (VersionKey(T2, 2), None)
+    stated.allocate(4)
+    stated.claim(batch_time(4))
+    stated.fail(batch_time(4), 1, failure=AttemptFailure.BLOCKED)
+    [status] = output_states(stated.connection)
+    assert status.waits_for is None
 
 
 def test_an_earlier_batch_that_is_not_finished_is_waited_for(stated: StatedLog) -> None:

@@ -194,29 +194,34 @@ def test_batches_that_are_tried_again_are_told_with_why() -> None:
     )
 
 
-STATE = OutputState("words", "totals", NOON, 3, 100, None, None, None, None, None, None, None)
+STATE = OutputState("words", "totals", NOON, 3, 100, None, None, None, None, None, None, None, None)
 
 
 @pytest.mark.parametrize(
-    ("replay_state", "replayed_to", "said"),
+    ("replay_state", "runs", "replayed_to", "said"),
     [
         (
             "STOPPED",
+            False,
             NOON + SECOND,
             "results from 2026-01-01T12:00:00Z up to 2026-01-01T12:00:01Z are from replay 7): forebay state resume",
         ),
         (
             "RUNNING",
+            False,
             None,
-            "new batches wait (no result is from replay 7 yet): forebay state resume words totals",
+            "RUNNING, but no process runs it: new batches wait (no result is from replay 7 yet): forebay state resume",
         ),
-        ("UNDOING", NOON, "are from replay 7 at most, until they are undone): forebay state undo words totals"),
+        ("RUNNING", True, None, "which is RUNNING: new batches wait (no result is from replay 7 yet): forebay state"),
+        ("UNDOING", False, NOON, "are from replay 7 at most, until they are undone): forebay state undo words totals"),
     ],
 )
 def test_a_replay_forward_that_is_not_finished_is_told_with_its_progress(
-    replay_state: str, replayed_to: datetime | None, said: str
+    replay_state: str, replayed_to: datetime | None, said: str, *, runs: bool
 ) -> None:
-    row = replace(STATE, replay=7, replay_state=replay_state, replay_from=NOON, replayed_to=replayed_to)
+    row = replace(
+        STATE, replay=7, replay_state=replay_state, replay_from=NOON, replayed_to=replayed_to, replay_runs=runs
+    )
     [line] = lines(replace(system(receiver(1)), states=[STATE, row]))
     assert said in line
 

@@ -113,10 +113,10 @@ def test_what_sources_have_is_summed_by_unit_and_the_oldest_counts() -> None:
 
 
 def test_a_state_has_its_keys_its_bytes_and_whether_it_is_replayed() -> None:
-    nothing = (None, None, None, None, None, None)
+    nothing = (None, None, None, None, None, None, None)
     states = [
         OutputState("words", "totals", None, 3, 100, None, *nothing),
-        OutputState("words", "visits", None, None, 200, None, None, 7, "STOPPED", None, None, None),
+        OutputState("words", "visits", None, None, 200, None, None, 7, "STOPPED", None, None, None, False),
     ]
     text = metrics_page(SystemProgress([], [], [], [], [], states=states), term=None, lease_ages={})[0].decode()
     assert 'forebay_state_keys{output="totals",pipeline="words"} 3.0' in text
