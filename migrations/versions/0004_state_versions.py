@@ -18,14 +18,6 @@ def upgrade() -> None:
         comment="The attempt whose version of the output's state the commit made; null: the output had no state",
     )
     op.add_column("output_commits", state_attempt, schema="forebay")
-    states_after: sa.Column[object] = sa.Column(
-        "states_after",
-        JSONB(),
-        server_default=sa.text("'{}'"),
-        nullable=False,
-        comment="By output with a state: the last batch time when it was first declared; it waits for no batch up to it",
-    )
-    op.add_column("pipelines", states_after, schema="forebay")
     op.create_table(
         "state_versions",
         sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
@@ -224,12 +216,6 @@ def upgrade() -> None:
             "head_attempt", sa.Integer(), nullable=True, comment="The attempt of that batch's new version; null with it"
         ),
         sa.Column(
-            "process_id",
-            sa.BigInteger(),
-            nullable=True,
-            comment="The process that runs it, or that ran it last; null: none has begun",
-        ),
-        sa.Column(
             "began_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
@@ -267,5 +253,4 @@ def downgrade() -> None:
     """Go back to the one before."""
     for table in ("state_replays", "state_heads", "state_versions"):
         op.drop_table(table, schema="forebay")
-    op.drop_column("pipelines", "states_after", schema="forebay")
     op.drop_column("output_commits", "state_attempt", schema="forebay")

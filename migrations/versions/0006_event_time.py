@@ -1,4 +1,4 @@
-"""Keep the watermark of an output by event time with each version of its state, and the records that were too late."""
+"""Keep watermarks and late records with versions of states, where a new state begins, and what runs a replay forward."""
 
 from __future__ import annotations
 
@@ -49,9 +49,31 @@ def upgrade() -> None:
         ),
         schema="forebay",
     )
+    op.add_column(
+        "pipelines",
+        sa.Column(
+            "states_after",
+            JSONB,
+            server_default=sa.text("'{}'"),
+            nullable=False,
+            comment="By output with a state: the last batch time when it was first declared; it waits for no batch up to it",
+        ),
+        schema="forebay",
+    )
+    op.add_column(
+        "state_replays",
+        sa.Column(
+            "process_id",
+            sa.BigInteger(),
+            comment="The process that runs it, or that ran it last; null: none has begun",
+        ),
+        schema="forebay",
+    )
 
 
 def downgrade() -> None:
     """Go back to the one before."""
+    op.drop_column("state_replays", "process_id", schema="forebay")
+    op.drop_column("pipelines", "states_after", schema="forebay")
     for column in ("late_total", "late", "event_times", "watermark"):
         op.drop_column("state_versions", column, schema="forebay")
