@@ -56,7 +56,7 @@ def upgrade() -> None:
             JSONB,
             server_default=sa.text("'{}'"),
             nullable=False,
-            comment="By output with a state: the last batch time when it was first declared; it waits for no batch up to it",
+            comment="By output with a state: the last batch time when it was first declared; it waits for none up to it",
         ),
         schema="forebay",
     )
