@@ -34,7 +34,8 @@ def state_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
             group_name=pipeline.name,
             description=(
                 f"State of {pipeline.name}.{output.name}: each batch that changed it, with the keys that it changed, "
-                "those that it deleted, how many there are, and the bytes that it wrote. forebay.state_status has more."
+                "those that it deleted, how many there are, and the bytes that it wrote; of an output by event time "
+                "also its watermark and the late records. forebay.state_status has more."
             ),
             kinds={"forebay"},
             metadata={**page_of_pipeline(pipeline), "key": _key(output, output.state)},
@@ -55,14 +56,22 @@ def _key(output: Output, state: State) -> list[str]:
 def state_materialization(output: Output, batch_time: datetime, result: OutputResult) -> dg.AssetMaterialization | None:
     """Return the event of a batch that changed the output's state; None if this call changed nothing in it."""
     state = result.state
-    if state is None or not (state.changed or state.deleted):
+    if state is None or not (state.changed or state.deleted or state.late):
         return None
-    counts = {"changed_keys": state.changed, "deleted_keys": state.deleted, "bytes": state.bytes, "keys": state.keys}
+    counts = {
+        "changed_keys": state.changed,
+        "deleted_keys": state.deleted,
+        "bytes": state.bytes,
+        "keys": state.keys,
+        "late_records": state.late,
+    }
+    watermark = {} if state.watermark is None else {"watermark": dg.MetadataValue.text(state.watermark.isoformat())}
     return dg.AssetMaterialization(
         state_key(output),
         metadata={
             "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
             "attempt": dg.MetadataValue.int(result.attempt),
             **{name: dg.MetadataValue.int(count) for name, count in counts.items() if count is not None},
+            **watermark,
         },
     )

@@ -73,7 +73,7 @@ def states(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
     if not rows:
         console.print("No output has a state yet.")
         return
-    cells = [
+    cells: list[tuple[str, ...]] = [
         (
             row.pipeline,
             row.output,
@@ -86,8 +86,19 @@ def states(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
         )
         for row in rows
     ]
-    columns = ("pipeline", "output", "batch", "keys", "bytes", "versions", "next expiry", "replay")
+    columns: tuple[str, ...] = ("pipeline", "output", "batch", "keys", "bytes", "versions", "next expiry", "replay")
+    if any(row.late_total is not None for row in rows):
+        # Only where an output is by event time: a terminal of 80 columns has no room for two more.
+        columns += ("watermark", "late")
+        cells = [(*cell, *_event_time(row)) for cell, row in zip(cells, rows, strict=True)]
     print_table(console, columns, cells)
+
+
+def _event_time(row: StateStatus) -> tuple[str, str]:
+    return (
+        "-" if row.watermark is None else f"{row.watermark:%Y-%m-%d %H:%M:%S}",
+        "-" if row.late_total is None else f"{row.late_total:,}",
+    )
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -130,6 +131,53 @@ def test_the_status_says_what_a_state_has_and_what_it_waits_for(log: StatedLog) 
     _, said = forebay("status")
     assert "of its state, which is RUNNING, but no process runs it: new batches wait (no result is from replay" in said
     assert f"forebay state resume words {OUTPUT}" in said
+
+
+def test_how_far_event_time_is_is_shown(log: StatedLog) -> None:
+    time, slow = batch_time(3), batch_time(3) - timedelta(hours=2)
+    times = [("1", time, False), ("2:0", slow, False), ("2:1", slow - timedelta(hours=1), True)]
+    sources = [
+        {"stream": "lines", "source": source, "latest": at.isoformat(), "seen": time.isoformat(), "idle": idle}
+        for source, at, idle in times
+    ]
+    watermark = slow - timedelta(minutes=1)
+    _, said = forebay("state", "list")
+    assert "watermark" not in said
+    _, said = forebay("status")
+    assert "Event time" not in said
+    log.run(3, watermark=watermark, late=1_234, event_times=sources)
+    [row] = listed()
+    assert (row["watermark"], row["late"], row["late_total"]) == (watermark.isoformat(), 1_234, 1_234)
+    _, said = forebay("state", "list")
+    assert (f"{watermark:%Y-%m-%d %H:%M:%S}" in said, "1,234" in said) == (True, True), said
+    [found] = output_states(log.connection)
+    assert (found.slowest_stream, found.slowest_source, found.slowest_seen) == ("lines", "2:0", time)
+    assert (found.slowest_event_time, found.newest_event_time) == (slow, time)
+    assert (found.watermark, found.watermark_lag) == (watermark, timedelta(hours=2, minutes=1))
+    _, said = forebay("status")
+    assert "Event time: the watermark of each output" in said
+    assert ("7260.0 s" in said, "1,234" in said) == (True, True), said
+    assert (
+        f"The windows of output {OUTPUT} of words stay open for lines/2:0, which is at {slow:%Y-%m-%dT%H:%M:%SZ}"
+        in said
+    )
+    _, said = forebay("status", "--json")
+    [row] = json.loads(said)["states"]
+    assert (row["watermark"], row["late_total"], row["slowest_source"]) == (watermark.isoformat(), 1_234, "2:0")
+
+
+def test_a_source_that_has_had_no_event_time_is_the_slowest(log: StatedLog) -> None:
+    common = {"stream": "lines", "seen": batch_time(3).isoformat(), "idle": False}
+    sources = [
+        {**common, "source": "1", "latest": batch_time(3).isoformat()},
+        {**common, "source": "2", "latest": None},
+    ]
+    log.run(3, late=0, event_times=sources)
+    [found] = output_states(log.connection)
+    assert (found.slowest_source, found.slowest_event_time, found.newest_event_time) == ("2", None, batch_time(3))
+    log.run(4, late=0, event_times=[{**source, "idle": True} for source in sources])
+    [found] = output_states(log.connection)
+    assert (found.slowest_stream, found.newest_event_time, found.is_by_event_time) == (None, None, True)
 
 
 def test_the_status_of_a_state_costs_no_versions(log: StatedLog) -> None:
