@@ -48,7 +48,9 @@ from tracker_store.batches.outputs import commits_of_batch
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.connection.engine import connect
+from tracker_store.reports.state_status import output_states
 from tracker_store.retention.state_files import forget_state_version, state_versions_to_delete
+from tracker_store.schema.states import StateReplayState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +76,8 @@ EACH_STEP = [
     for sink, steps in STEPS.items()
     for step in steps
 ]
+#: A version is restored then, and none is written.
+UNDOING_STEPS = [each for each in EACH_STEP if each.values[1] not in STATE_STEPS]
 Totals = dict[str, int]
 #: What a batch did: which version it read, and the factor of its attempt.
 Made = dict[VersionKey, tuple[VersionKey | None, int]]
@@ -156,6 +160,16 @@ class Words:
         end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%%'"
         self.target.rows(f"{end} AND datname = current_database()")
         self.connection.exec_driver_sql(f"{end} AND datname = current_database() AND pid <> pg_backend_pid()")
+
+    def have_an_empty_interval_after(self, hour: int) -> None:
+        """Make a batch without records, as allocation does: it is completed, and no output runs."""
+        self.connection.execute(
+            sa.text(
+                "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, "
+                "completed_at) VALUES (:p, :t, :t, 'COMPLETED', 0, 0, 0, clock_timestamp())"
+            ),
+            {"p": self.where["pipeline_id"], "t": self.run.at(hour) + HOUR / 2},
+        )
 
     # -- replays forward -----------------------------------------------------------------------------------------------
 
@@ -282,3 +296,51 @@ def test_the_next_attempt_counts_wherever_the_process_of_a_batch_is_killed_or_pa
     words.clean_up()
     words.check(3)
     assert follow_targets(words.engine, declare(words.run), words.where["pipeline_id"]) == 0
+
+
+@pytest.mark.parametrize(("sink", "step"), EACH_STEP)
+@pytest.mark.parametrize("pauses", [False, True], ids=["killed", "paused"])
+def test_another_process_goes_on_with_a_replay_forward_wherever_its_own_is_killed_or_paused(
+    words: Words, sink: str, step: str, *, pauses: bool
+) -> None:
+    words.declare(sink)
+    for hour in (1, 2, 3):
+        words.complete(hour)
+    words.have_an_empty_interval_after(2)
+    replay = words.begin_forward(2)
+    words.factors |= {(words.run.at(hour), 2): 10 if hour == 2 else 100 for hour in (2, 3)}
+    words.factors[words.run.at(2), 3] = 100
+    zombie = words.killed_or_paused(words.forward(replay, 10, 2, step, pauses=pauses))
+    [status] = output_states(words.connection)
+    assert (status.replay_state, status.replay_runs) == ("RUNNING", False)
+    words.ended(words.start(words.forward(replay, 100)), 0)
+    words.check(3)
+    if pauses:
+        before = words.everything()
+        zombie.send_signal(signal.SIGCONT)
+        zombie.wait(60)
+        assert words.everything() == before
+    words.complete(4)
+    words.check(4)
+    words.clean_up()
+    words.check(4)
+
+
+@pytest.mark.parametrize(("sink", "step"), UNDOING_STEPS)
+def test_another_process_goes_on_with_undoing_a_replay_wherever_its_own_is_killed(
+    words: Words, sink: str, step: str
+) -> None:
+    words.declare(sink)
+    for hour in (1, 2, 3):
+        words.complete(hour)
+    replay = words.begin_forward(2)
+    words.factors |= {(words.run.at(hour), 2): 100 for hour in (2, 3)}
+    words.ended(words.start(words.forward(replay, 100)), 0)
+    words.check(3)
+    state_replays.undo_state_replay(words.connection, replay)
+    words.killed_or_paused(words.forward(replay, 1, 2, step))
+    words.ended(words.start(words.forward(replay, 1)), 0)
+    assert state_replays.state_replay(words.connection, replay).state is StateReplayState.UNDONE
+    words.check(3)
+    words.complete(4)
+    words.check(4)

@@ -7,8 +7,18 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.stated_log import BUCKETS, OUTPUT, StatedLog, batch_time, frame, make_stated_log
+from tests.support.driver_log.log import INTERVAL
+from tests.support.driver_log.stated_log import (
+    BUCKETS,
+    DECLARATION,
+    OUTPUT,
+    StatedLog,
+    batch_time,
+    frame,
+    make_stated_log,
+)
 from tracker_store.batches import batches, state_replays, state_versions
+from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError, DriverLogError, StateMovedError
 from tracker_store.receivers.processes import deregister_process
@@ -256,6 +266,26 @@ def test_clean_up_keeps_what_an_unfinished_replay_reads(stated: StatedLog) -> No
         > 0
     )
     with pytest.raises(BlocksNotRetainedError, match="blocks of batch 2026-01-01 12:00:20"):
+        begin(stated)
+
+
+def test_a_replay_whose_first_window_has_lost_blocks_is_refused_before_it_begins(stated: StatedLog) -> None:
+    slide = {"window": "lines", "length_ms": 20_000, "slide_ms": 10_000}
+    apply_pipeline(
+        stated.connection,
+        name="words",
+        declaration={**DECLARATION, "outputs": {OUTPUT: {"inputs": [slide], "state": {"version": 1}}}},
+        stream_ids=[stated.log.stream_id],
+        interval=INTERVAL,
+    )
+    clean_up_receiver(stated.connection, receiver_id=stated.log.receiver_ids[0], threshold=T2, max_rows=100)
+    with pytest.raises(BlocksNotRetainedError, match="window begins after 2026-01-01 12:00:00.*blocks of batch .*00:10"):
+        begin(stated)
+    replay = begin(stated, 3)
+    state_replays.undo_state_replay(stated.connection, replay)
+    state_replays.end_undoing(stated.connection, replay)
+    clean_up_history(stated.connection, pipeline_id=stated.pipeline_id, keep=timedelta(0), max_rows=1)
+    with pytest.raises(BlocksNotRetainedError, match="window begins after 2026-01-01 12:00:00.*batches before .* were"):
         begin(stated)
 
 
