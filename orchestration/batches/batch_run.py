@@ -501,6 +501,8 @@ def output_result(
         return output.function(**arguments, **extra)  # type: ignore[no-any-return]
     returned = output.function(**arguments, **{STATE_PARAMETER: state.read(spark, frames)}, **extra)
     result, changes = checked_pair(returned, f"output {output.name!r} of pipeline {batch.pipeline!r}")
+    if result is changes:
+        state.keep(changes)
     state.write(spark, changes)
     return result
 

@@ -75,7 +75,7 @@ class StateRun:
         # A key that is only for reading encrypts nothing.
         self._encrypts = settings.block_key is not None
         self._base: _Base | None = None
-        self._found: DataFrame | None = None
+        self._kept: list[DataFrame] = []
         self._forward = forward
         #: What was written; None: nothing yet.
         self.changed: ChangedState | None = None
@@ -159,8 +159,12 @@ class StateRun:
                 **self._stores,
             )
         # The result and the changed state are both computed of it.
-        self._found = found.persist()
-        return self._found
+        return self.keep(found)
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """Have Spark compute a frame that is used several times only once, until `close`."""
+        self._kept.append(frame.persist())
+        return frame
 
     def _find_base(self, session: SparkSession) -> _Base:
         """Return what the version is made of. Raises SinkError."""
@@ -267,8 +271,8 @@ class StateRun:
 
     def close(self) -> None:
         """Let go of what was cached for the output's function, and by it."""
-        if self._found is not None:
-            self._found.unpersist()
+        for frame in self._kept:
+            frame.unpersist()
         if (release := getattr(self._output.function, "release", None)) is not None:
             release()
 
