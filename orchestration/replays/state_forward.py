@@ -2,27 +2,38 @@
 
 The driver log keeps how far it is, so that a replay which was stopped or killed is resumed, or undone: then each batch
 gets the result and the state again that it had. New batches of the output wait meanwhile.
+
+Knows nothing of Dagster: the replay job and the command line both use it.
 """
 
 from __future__ import annotations
 
 import time as monotonic
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from orchestration.batches.batch_run import replay_batch
 from orchestration.batches.following import follow_output
-from orchestration.replays.replay import ReplayedBatch
-from tracker_store.batches.state_replays import end_undoing, next_batch, state_replay, stop_state_replay
+from orchestration.replays.replay import ReplayedBatch, unreported
+from tracker_store.batches.state_replays import (
+    end_undoing,
+    next_batch,
+    state_replay,
+    stop_state_replay,
+)
 from tracker_store.connection.engine import connect, create_engine
+from tracker_store.connection.errors import BatchHeldError
 from tracker_store.schema.states import StateReplayState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from datetime import datetime
 
     from pyspark.sql import SparkSession
 
+    from orchestration.batches.attempt_outputs import OutputResult
     from orchestration.declarations.pipeline import Pipeline
     from orchestration.declarations.settings import Settings
 
@@ -36,13 +47,16 @@ def replay_forward(
     run_id: str,
     settings: Settings,
     session: Callable[[], SparkSession],
+    on_committed: Callable[[datetime, OutputResult], None] = unreported,
 ) -> Generator[ReplayedBatch]:
     """Run, or restore, the batches that are left of a replay forward; a failure stops it, and is the last one returned.
 
-    A caller that closes the iterator stops the replay too. Raises DriverLogError.
+    A caller that closes the iterator, or is interrupted, stops the replay too. A batch that another process holds
+    ends the iterator and stops nothing: that process may be running the same replay. `on_committed` is called with each
+    result as soon as readers see it. Raises DriverLogError.
     """
     engine = create_engine(settings.require_database_url(), application_name=f"forebay replay {replay_id}")
-    is_done = False
+    is_over = False
     try:
         with connect(engine) as connection:
             output = state_replay(connection, replay_id).output
@@ -55,7 +69,7 @@ def replay_forward(
                 if batch_time is None:
                     if state_replay(connection, replay_id).state is StateReplayState.UNDOING:
                         end_undoing(connection, replay_id)
-                    is_done = True
+                    is_over = True
                     return
             started = monotonic.monotonic()
             try:
@@ -67,7 +81,12 @@ def replay_forward(
                     run_id=run_id,
                     settings=settings,
                     session=session,
+                    on_committed=partial(on_committed, batch_time),
                 )
+            except BatchHeldError as refusal:
+                is_over = True
+                yield ReplayedBatch(batch_time, (), monotonic.monotonic() - started, str(refusal), refused=True)
+                return
             except Exception as failure:
                 log.exception("replay failed", pipeline=pipeline.name, batch_time=batch_time.isoformat())
                 error = f"{type(failure).__name__}: {failure}"
@@ -75,7 +94,7 @@ def replay_forward(
                 return
             yield ReplayedBatch(batch_time, results, monotonic.monotonic() - started)
     finally:
-        if not is_done:
+        if not is_over:
             with connect(engine) as connection:
                 if state_replay(connection, replay_id).state is StateReplayState.RUNNING:
                     stop_state_replay(connection, replay_id)

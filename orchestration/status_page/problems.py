@@ -200,7 +200,7 @@ def _of_states(states: Sequence[OutputState]) -> Iterator[Problem]:
             yield Problem(
                 f"{what} is in replay {row.replay} of its state, which is {row.replay_state}: new batches wait",
                 # Goes on with one whose process has ended, too.
-                f"forebay state {'undo' if is_undone else 'resume'} {row.pipeline} {row.output}, if no command runs it",
+                f"forebay state {'undo' if is_undone else 'resume'} {row.pipeline} {row.output}, if nothing runs it",
                 f"replay {row.pipeline} {row.output}",
                 replayed_line(row),
             )
