@@ -23,7 +23,7 @@ from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import BlocksNotRetainedError, DriverLogError
 from tracker_store.schema.declarations import PipelineDeclaration
 from tracker_store.schema.state_chain import CHAIN_STEPS
-from tracker_store.schema.states import UNFINISHED_STATE_REPLAYS, StateReplayState
+from tracker_store.schema.states import UNFINISHED_STATE_REPLAYS, AttemptState, StateReplayState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,16 @@ class StateReplay:
     def is_unfinished(self) -> bool:
         """Return whether new batches of the output wait for it."""
         return self.state in UNFINISHED_STATE_REPLAYS
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedAttempt:
+    """Hold an attempt of a replay forward that has ended."""
+
+    batch_time: datetime
+    attempt: int
+    state: AttemptState
+    error: str
 
 
 _REPLAY = """
@@ -194,6 +204,36 @@ def next_batch(connection: sa.Connection, replay_id: int) -> datetime | None:
             values,
         ).all()
     return _first_due(connection, replay, rows)
+
+
+def ended_attempts(
+    connection: sa.Connection, replay: StateReplay, run_id: str, *, after: datetime | None
+) -> list[ReplayedAttempt]:
+    """Return the attempts of one run at the replay's batches behind `after` that have ended, in the batches' order.
+
+    No locks; costs the attempts at these batches.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT a.batch_time, a.attempt, a.state, coalesce(a.error, '') AS error
+                FROM forebay.batch_attempts a
+                WHERE a.pipeline_id = :pipeline
+                  AND a.batch_time BETWEEN :from AND :to
+                  AND (CAST(:after AS timestamptz) IS NULL OR a.batch_time > :after)
+                  AND a.run_id = :run
+                  AND a.state <> 'RUNNING'
+                ORDER BY a.batch_time, a.attempt
+            """),
+            {
+                "pipeline": replay.pipeline_id,
+                "from": replay.from_time,
+                "to": replay.to_time,
+                "after": after,
+                "run": run_id,
+            },
+        ).all()
+    return [ReplayedAttempt(row.batch_time, row.attempt, AttemptState(row.state), row.error) for row in rows]
 
 
 def _first_due(

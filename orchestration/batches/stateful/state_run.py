@@ -81,7 +81,7 @@ class StateRun:
         self.clock = attempt.batch_time
         self._event: EventBatch | None = None
         self._base: _Base | None = None
-        self._found: DataFrame | None = None
+        self._kept: list[DataFrame] = []
         self._forward = forward
         #: The identities of the windows whose rows the result replaces.
         self.replaced: DataFrame | None = None
@@ -180,8 +180,12 @@ class StateRun:
                 **self._stores,
             )
         # The result and the changed state are both computed of it.
-        self._found = found.persist()
-        return self._found
+        return self.keep(found)
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """Have Spark compute a frame that is used several times only once, until `close`."""
+        self._kept.append(frame.persist())
+        return frame
 
     def _find_base(self, session: SparkSession) -> _Base:
         """Return what the version is made of. Raises SinkError."""
@@ -300,8 +304,8 @@ class StateRun:
 
     def close(self) -> None:
         """Let go of what was cached for the output's function, and by it."""
-        if self._found is not None:
-            self._found.unpersist()
+        for frame in self._kept:
+            frame.unpersist()
         if self._event is not None:
             self._event.release()
         if (release := getattr(self._output.function, "release", None)) is not None:
