@@ -20,7 +20,7 @@ from tracker_store.schema.declarations import PipelineDeclaration
 from tracker_store.schema.state_chain import CHAIN_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
 _BUCKET, _IS_FULL = 0, 6  # where a frame's row has them
@@ -61,7 +61,8 @@ class StateToRead:
 class StateVersion:
     """Hold a version as stored. `frames` is None until all are stored; `committed`: a commit names it.
 
-    `schema` is what `begin_version` was given. `replay`: the replay forward that made it.
+    `schema` is what `begin_version` was given. `replay`: the replay forward that made it. `watermark`, `event_times`
+    and `late` are what `note_version` was given.
     """
 
     key: VersionKey
@@ -79,6 +80,9 @@ class StateVersion:
     next_expiry: datetime | None
     committed: bool
     replay: int | None
+    watermark: datetime | None = None
+    event_times: list[dict[str, Any]] | None = None
+    late: int | None = None
 
 
 def head_version(connection: sa.Connection, pipeline_id: int, output: str) -> VersionKey | None:
@@ -328,11 +332,23 @@ def note_version(
     deleted: int,
     bytes: int,  # noqa: A002  what the column counts
     next_expiry: datetime | None,
+    watermark: datetime | None = None,
+    event_times: Sequence[Mapping[str, Any]] | None = None,
+    late: int | None = None,
 ) -> None:
     """Write down the frames of a version that was begun, each as ``StateFrame.to_row`` returns it.
 
-    Call it when all of them are durable. Locks: the batch's row FOR SHARE, then the version's. Raises
-    AttemptSupersededError if another attempt holds the batch, and StateMovedError if the version can't be changed.
+    Call it when all of them are durable. Of an output by event time give the last three too:
+
+    - `watermark`: after the batch; None: there is none yet.
+    - `event_times`: how far each source of its streams is: `stream`, `source` (a receiver, or one of its partitions;
+      None: the stream as a whole), `latest` (its greatest event time; None: it had none yet), `seen` (the time of the
+      batch that last had a record of it, or in which it was new) and `idle` (the watermark does not wait for it). Times
+      are ISO 8601 with an offset.
+    - `late`: how many records of the batch were too late.
+
+    Locks: the batch's row FOR SHARE, then the version's. Raises AttemptSupersededError if another attempt holds the
+    batch, and StateMovedError if the version can't be changed.
     """
     with named_failures():
         row = connection.execute(
@@ -340,7 +356,7 @@ def note_version(
                 SELECT outcome, detail
                 FROM forebay.note_state_version(
                     :pipeline, :time, :attempt, :output, CAST(:frames AS jsonb), :keys, :changed, :deleted, :bytes,
-                    :next_expiry
+                    :next_expiry, :watermark, CAST(:event_times AS jsonb), :late
                 )
             """),
             {
@@ -354,6 +370,9 @@ def note_version(
                 "deleted": deleted,
                 "bytes": bytes,
                 "next_expiry": next_expiry,
+                "watermark": watermark,
+                "event_times": None if event_times is None else json.dumps([dict(row) for row in event_times]),
+                "late": late,
             },
         ).one()
     if row.outcome == "superseded":
@@ -370,7 +389,8 @@ def version(
         row = connection.execute(
             sa.text("""
                 SELECT batch_time, attempt, ordinal, read_batch_time, read_attempt, schema_version, schema, buckets,
-                    folder, frames, keys, changed, deleted, bytes, next_expiry, committed_at, replay_id
+                    folder, frames, keys, changed, deleted, bytes, next_expiry, committed_at, replay_id,
+                    watermark, event_times, late
                 FROM forebay.state_versions
                 WHERE pipeline_id = :pipeline
                   AND output = :output
@@ -398,6 +418,9 @@ def version(
         next_expiry=row.next_expiry,
         committed=row.committed_at is not None,
         replay=row.replay_id,
+        watermark=row.watermark,
+        event_times=row.event_times,
+        late=row.late,
     )
 
 

@@ -1165,6 +1165,23 @@ state_versions = Table(
     Column("deleted", BigInteger, comment="How many keys it deleted, expired ones too; null with it"),
     Column("bytes", BigInteger, comment="The length of its frames; null with it"),
     Column("next_expiry", DateTime(timezone=True), comment="When the next key of the state expires; null: none does"),
+    Column(
+        "watermark",
+        DateTime(timezone=True),
+        comment="The watermark after its batch; null: none yet, or it is not an output by event time",
+    ),
+    Column(
+        "event_times",
+        JSONB,
+        comment="How far each source of its streams is: stream, source, latest (event time), seen (batch), idle; null: "
+        "it is not an output by event time",
+    ),
+    Column(
+        "late",
+        BigInteger,
+        comment="How many records of its batch were too late; null: it is not an output by event time",
+    ),
+    Column("late_total", BigInteger, comment="The same of all batches of its chain, with this one; null: of none"),
     Column("replay_id", BigInteger, comment="The replay forward that made it; null: a batch, or a replay of one, did"),
     Column(
         "replaced_attempt",

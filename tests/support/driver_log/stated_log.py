@@ -133,6 +133,9 @@ class StatedLog:
         frames: Sequence[list[Any]] | None = None,
         *,
         next_expiry: datetime | None = None,
+        watermark: datetime | None = None,
+        event_times: Sequence[dict[str, Any]] | None = None,
+        late: int | None = None,
     ) -> None:
         """Note a version's frames; by default one full frame of each bucket."""
         if frames is None:
@@ -148,6 +151,9 @@ class StatedLog:
             deleted=0,
             bytes=100 * len(frames),
             next_expiry=next_expiry,
+            watermark=watermark,
+            event_times=event_times,
+            late=late,
         )
 
     def commit(self, time: datetime, attempt: int, *, state_attempt: int | None = None, state: bool = True) -> None:
@@ -207,23 +213,30 @@ class StatedLog:
         frames: Sequence[list[Any]] | None = None,
         next_expiry: datetime | None = None,
         allocate: bool = True,
+        **event_time: Any,  # noqa: ANN401  as `note` takes it
     ) -> VersionKey:
         """Run a batch from its allocation to its end; return its version."""
         time = self.allocate(number) if allocate else batch_time(number)
         self.claim(time, attempt)
         self.begin(time, attempt, self.to_read(time).head)
-        self.note(time, attempt, frames, next_expiry=next_expiry)
+        self.note(time, attempt, frames, next_expiry=next_expiry, **event_time)
         self.commit(time, attempt)
         self.complete(time, attempt)
         return VersionKey(time, attempt)
 
-    def replay(self, time: datetime, *, forward: int | None = None) -> VersionKey:
+    def replay(
+        self,
+        time: datetime,
+        *,
+        forward: int | None = None,
+        **event_time: Any,  # noqa: ANN401  as `note` takes it
+    ) -> VersionKey:
         """Replay a batch from its claim to its end, of a replay forward if it is given; return its version."""
         attempt = self.claim_replay(time, forward=forward)
         found = self.to_read(time, forward=forward)
         if found.restores is None:
             self.begin(time, attempt, found.head, replay=forward)
-            self.note(time, attempt)
+            self.note(time, attempt, **event_time)
         self.commit(time, attempt, state_attempt=found.restores)
         self.complete_replay(time, attempt)
         return VersionKey(time, attempt if found.restores is None else found.restores)

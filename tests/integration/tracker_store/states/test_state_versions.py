@@ -419,3 +419,96 @@ def test_reading_costs_no_more_than_the_chain(stated: StatedLog) -> None:
     found = state_versions.chain(stated.connection, **stated.where, version=VersionKey(T1 + 319 * INTERVAL, 1))
     assert [frames[0][1] for frames in found] == [f"p{n}" for n in range(288, 320)]
     assert len(found) == CHAIN_STEPS
+
+
+def source(name: str | None, latest: datetime | None, *, seen: datetime = T1, idle: bool = False) -> dict[str, Any]:
+    return {
+        "stream": "lines",
+        "source": name,
+        "latest": None if latest is None else latest.isoformat(),
+        "seen": seen.isoformat(),
+        "idle": idle,
+    }
+
+
+def event_time_of(stated: StatedLog, time: datetime, attempt: int = 1) -> tuple[Any, ...]:
+    found = state_versions.version(stated.connection, **stated.where, batch_time=time, attempt=attempt)
+    assert found is not None
+    total = stated.connection.execute(
+        sa.text("SELECT late_total FROM forebay.state_versions WHERE batch_time = :t AND attempt = :a"),
+        {"t": time, "a": attempt},
+    ).scalar_one()
+    return found.watermark, found.event_times, found.late, total
+
+
+def test_a_version_keeps_the_watermark_and_its_chain_counts_the_late_records(stated: StatedLog) -> None:
+    sources = [source("1", T1), source("2:0", None, idle=True)]
+    stated.run(1, late=0, event_times=sources)
+    assert event_time_of(stated, T1) == (None, sources, 0, 0)
+    stated.run(2, watermark=T1, late=3, event_times=sources)
+    stated.run(3, watermark=T2, late=4, event_times=[])
+    assert event_time_of(stated, T2) == (T1, sources, 3, 3)
+    assert event_time_of(stated, T3) == (T2, [], 4, 7)
+    forward = begin_state_replay(stated.connection, **stated.where, from_time=T2)
+    again = [stated.replay(time, forward=forward, watermark=T1, late=late) for time, late in ((T2, 1), (T3, 1))]
+    assert stated.head() == again[-1]
+    assert event_time_of(stated, T3, again[-1].attempt) == (T1, None, 1, 2), "of the chain that is in force"
+
+
+def test_a_version_of_no_event_time_has_none_and_keeps_the_total_before_it(stated: StatedLog) -> None:
+    stated.run(1)
+    assert event_time_of(stated, T1) == (None, None, None, None)
+    stated.run(2, late=2)
+    stated.run(3)
+    assert event_time_of(stated, T3) == (None, None, None, 2)
+
+
+def test_the_same_frames_with_another_watermark_are_noted_until_they_are_committed(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    stated.note(T1, 1, [], watermark=T1, late=1, event_times=[])
+    # Launched again, with another lateness.
+    stated.note(T1, 1, [], watermark=T2, late=0, event_times=[source(None, T2)])
+    noted = (T2, [source(None, T2)], 0, 0)
+    assert event_time_of(stated, T1) == noted
+    stated.commit(T1, 1)
+    stated.note(T1, 1, [], watermark=T2, late=0, event_times=[source(None, T2)])
+    with pytest.raises(StateMovedError, match="committed"):
+        stated.note(T1, 1, [], watermark=T1, late=0, event_times=[source(None, T2)])
+    assert event_time_of(stated, T1) == noted
+
+
+def test_a_version_that_is_begun_from_another_one_forgets_its_watermark(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    stated.note(T1, 1, watermark=T1, late=1, event_times=[])
+    stated.begin(T1, 1, None)
+    assert event_time_of(stated, T1) == (T1, [], 1, 1)
+    stated.begin(T1, 1, None, schema_version=2)
+    assert event_time_of(stated, T1) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"latest": "12 o'clock"}, {"latest": "infinity"}, {"stream": None}, {"seen": None}, {"idle": None}]
+)
+def test_how_far_a_source_is_must_be_readable(stated: StatedLog, wrong: dict[str, Any]) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    with pytest.raises(sa.exc.DBAPIError):
+        stated.note(T1, 1, event_times=[source("1", T1), {**source("2", T1), **wrong}])
+    assert event_time_of(stated, T1) == (None, None, None, None)
+
+
+def test_a_batch_driver_of_the_version_before_notes_its_versions(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    outcome = stated.connection.execute(
+        sa.text("SELECT outcome FROM forebay.note_state_version(:p, :t, 1, :o, '[]', NULL, 1, 0, 0, NULL)"),
+        {"p": stated.pipeline_id, "t": T1, "o": OUTPUT},
+    ).scalar_one()
+    assert outcome == "noted"
+    stated.commit(T1, 1)
