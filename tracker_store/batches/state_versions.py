@@ -440,8 +440,8 @@ def chain(
         rows = connection.execute(
             sa.text("""
                 WITH RECURSIVE walk AS (
-                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.buckets,
-                        v.frames, 1 AS step
+                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.schema,
+                        v.buckets, v.frames, 1 AS step
                     FROM forebay.state_versions v
                     WHERE v.pipeline_id = :pipeline
                       AND v.output = :output
@@ -449,8 +449,8 @@ def chain(
                       AND v.attempt = :attempt
                       AND v.deleting_at IS NULL
                     UNION ALL
-                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.buckets,
-                        v.frames, w.step + 1
+                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.schema,
+                        v.buckets, v.frames, w.step + 1
                     FROM walk w
                     JOIN forebay.state_versions v ON v.pipeline_id = :pipeline
                       AND v.output = :output
@@ -458,6 +458,7 @@ def chain(
                       AND v.attempt = w.read_attempt
                       -- With another schema, or other buckets, all of the state was written whole.
                       AND v.schema_version = w.schema_version
+                      AND v.schema = w.schema
                       AND v.buckets = w.buckets
                       AND v.deleting_at IS NULL
                     WHERE w.step < :steps
@@ -470,7 +471,7 @@ def chain(
                           AND p.output = :output
                           AND p.batch_time = w.read_batch_time
                           AND p.attempt = w.read_attempt
-                          AND (p.schema_version <> w.schema_version OR p.buckets <> w.buckets)
+                          AND (p.schema_version <> w.schema_version OR p.schema <> w.schema OR p.buckets <> w.buckets)
                         OFFSET 0
                     ) AS is_first
                 FROM walk w

@@ -108,6 +108,7 @@ class StatedLog:
         *,
         replay: int | None = None,
         schema_version: int = 1,
+        value: str = "n",
         buckets: int = BUCKETS,
     ) -> str:
         """Begin a version; return its folder."""
@@ -119,7 +120,7 @@ class StatedLog:
             attempt=attempt,
             read=read,
             schema_version=schema_version,
-            schema={"key": [["user", "string"]]},
+            schema={"key": [["user", "string"]], "value": [[value, "bigint"]]},
             buckets=buckets,
             folder=folder,
             replay=replay,

@@ -71,7 +71,8 @@ def test_each_batch_reads_what_the_one_before_committed(stated: StatedLog) -> No
     assert stated.state_attempt(T2) == 1
     found = state_versions.version(stated.connection, **stated.where, batch_time=T2, attempt=1)
     assert found is not None
-    assert (found.read, found.ordinal, found.committed, found.schema) == (one, 2, True, {"key": [["user", "string"]]})
+    schema = {"key": [["user", "string"]], "value": [["n", "bigint"]]}
+    assert (found.read, found.ordinal, found.committed, found.schema) == (one, 2, True, schema)
     [head] = state_versions.state_heads(stated.connection, pipeline_id=stated.pipeline_id)
     assert (head.output, head.key, head.generation, head.schema_version) == (OUTPUT, two, 1, 1)
     assert (head.schema, head.buckets) == (found.schema, BUCKETS)
@@ -385,9 +386,9 @@ def test_a_chain_begins_for_each_bucket_with_its_newest_full_frame(stated: State
     assert paths(five) == [["c1"], ["e0"]]
 
 
-@pytest.mark.parametrize("changed", [{"schema_version": 2}, {"buckets": 2 * BUCKETS}])
+@pytest.mark.parametrize("changed", [{"schema_version": 2}, {"value": "m"}, {"buckets": 2 * BUCKETS}])
 def test_a_chain_does_not_go_past_another_schema_or_number_of_buckets(
-    stated: StatedLog, changed: dict[str, int]
+    stated: StatedLog, changed: dict[str, Any]
 ) -> None:
     one = stated.run(1, frames=[frame(0, "a0", is_full=True), frame(1, "a1", is_full=True)])
     time = stated.allocate(2)
