@@ -89,7 +89,7 @@ def states(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
     columns: tuple[str, ...] = ("pipeline", "output", "batch", "keys", "bytes", "versions", "next expiry", "replay")
     if any(row.late_total is not None for row in rows):
         # Only where an output is by event time: a terminal of 80 columns has no room for two more.
-        columns += ("watermark", "late")
+        columns += ("watermark", "late records")
         cells = [(*cell, *_event_time(row)) for cell, row in zip(cells, rows, strict=True)]
     print_table(console, columns, cells)
 
