@@ -75,7 +75,7 @@ class StateRun:
         # A key that is only for reading encrypts nothing.
         self._encrypts = settings.block_key is not None
         self._base: _Base | None = None
-        self._found: DataFrame | None = None
+        self._cached: list[DataFrame] = []
         self._forward = forward
         #: What was written; None: nothing yet.
         self.changed: ChangedState | None = None
@@ -159,8 +159,11 @@ class StateRun:
                 **self._stores,
             )
         # The result and the changed state are both computed of it.
-        self._found = found.persist()
-        return self._found
+        return self._persisted(found)
+
+    def _persisted(self, frame: DataFrame) -> DataFrame:
+        self._cached.append(persisted := frame.persist())
+        return persisted
 
     def _find_base(self, session: SparkSession) -> _Base:
         """Return what the version is made of. Raises SinkError."""
@@ -233,6 +236,8 @@ class StateRun:
             )
 
         retry_statement(self._engine, begin, f"version of the state of {attempt.name}")
+        # The result is mostly computed of them, and has then the same values, whatever the function draws at random.
+        changes = self._persisted(changes)
         whole = changes if base.whole is None else changed(base.whole, changes, state.schema, attempt.batch_time)
         written = write_state(
             session,
@@ -268,8 +273,8 @@ class StateRun:
 
     def close(self) -> None:
         """Let go of what was cached for the output's function, and by it."""
-        if self._found is not None:
-            self._found.unpersist()
+        for frame in self._cached:
+            frame.unpersist()
         if (release := getattr(self._output.function, "release", None)) is not None:
             release()
 
