@@ -521,8 +521,6 @@ def output_result(
         **arguments, **{STATE_PARAMETER: state.read(spark, keys_of(output, list(arguments.values())))}, **extra
     )
     result, changes = checked_pair(returned, f"output {output.name!r} of pipeline {batch.pipeline!r}")
-    if result is changes:
-        state.keep(changes)
     state.write(spark, changes)
     return result
 

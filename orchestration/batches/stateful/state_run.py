@@ -81,7 +81,7 @@ class StateRun:
         self.clock = attempt.batch_time
         self._event: EventBatch | None = None
         self._base: _Base | None = None
-        self._kept: list[DataFrame] = []
+        self._cached: list[DataFrame] = []
         self._forward = forward
         #: The identities of the windows whose rows the result replaces.
         self.replaced: DataFrame | None = None
@@ -180,12 +180,11 @@ class StateRun:
                 **self._stores,
             )
         # The result and the changed state are both computed of it.
-        return self.keep(found)
+        return self._persisted(found)
 
-    def keep(self, frame: DataFrame) -> DataFrame:
-        """Have Spark compute a frame that is used several times only once, until `close`."""
-        self._kept.append(frame.persist())
-        return frame
+    def _persisted(self, frame: DataFrame) -> DataFrame:
+        self._cached.append(persisted := frame.persist())
+        return persisted
 
     def _find_base(self, session: SparkSession) -> _Base:
         """Return what the version is made of. Raises SinkError."""
@@ -263,6 +262,8 @@ class StateRun:
             )
 
         retry_statement(self._engine, begin, f"version of the state of {attempt.name}")
+        # The result is mostly computed of them, and has then the same values, whatever the function draws at random.
+        changes = self._persisted(changes)
         whole = changes if base.whole is None else changed(base.whole, changes, self.schema, self.clock)
         written = write_state(
             session,
@@ -304,7 +305,7 @@ class StateRun:
 
     def close(self) -> None:
         """Let go of what was cached for the output's function, and by it."""
-        for frame in self._kept:
+        for frame in self._cached:
             frame.unpersist()
         if self._event is not None:
             self._event.release()
