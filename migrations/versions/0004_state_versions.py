@@ -23,7 +23,7 @@ def upgrade() -> None:
         JSONB(),
         server_default=sa.text("'{}'"),
         nullable=False,
-        comment="By output with a state: the last batch time when it was first declared; it waits for no batch up to it",
+        comment="By output with a state: last_batch_time when it was first declared; it waits for no batch up to it",
     )
     op.add_column("pipelines", states_after, schema="forebay")
     op.create_table(

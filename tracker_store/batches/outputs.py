@@ -200,8 +200,8 @@ def follow_commit(
 ) -> bool:
     """Record what a target committed by an ended attempt; False if it is known, or must not be recorded.
 
-    Locks: the batch's row, the output's head, then the commit's. Raises StateMovedError where the output has a state, and
-    the attempt's version can't be put in force with it: the state would not be of the result's attempt.
+    Locks: the batch's row, the output's head, then the commit's. Raises StateMovedError where the output has a state,
+    and the attempt's version can't be put in force with it: the state would not be of the result's attempt.
     """
     with named_failures():
         row = connection.execute(

@@ -224,9 +224,7 @@ def take_state_replay(connection: sa.Connection, replay_id: int, process_id: int
         raise DriverLogError(row.detail, _REFUSED)
 
 
-def _move(
-    connection: sa.Connection, replay_id: int, wanted: StateReplayState, process_id: int | None = None
-) -> None:
+def _move(connection: sa.Connection, replay_id: int, wanted: StateReplayState, process_id: int | None = None) -> None:
     with named_failures():
         row = connection.execute(
             sa.text("SELECT outcome, detail FROM forebay.move_state_replay(:replay, :wanted, :process)"),

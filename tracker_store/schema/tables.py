@@ -187,7 +187,7 @@ pipelines = Table(
         JSONB,
         nullable=False,
         server_default=text("'{}'"),
-        comment="By output with a state: the last batch time when it was first declared; it waits for no batch up to it",
+        comment="By output with a state: last_batch_time when it was first declared; it waits for no batch up to it",
     ),
     CheckConstraint("version > 0", name="pipelines_version_positive"),
     CheckConstraint(_one_of("state", PipelineState), name="pipelines_state"),

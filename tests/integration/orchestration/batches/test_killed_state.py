@@ -213,7 +213,11 @@ class Words:
         chain = state_versions.chain(self.connection, **self.where, version=key)
         frames = [[StateFrame.of_row(row) for row in version] for version in chain]
         place = StatePlace(self.run.settings.block_store_roots, "", {})
-        rows = [row for table in StoredState(STATE.schema, frames, place, key.batch_time).tables() for row in table.to_pylist()]
+        rows = [
+            row
+            for table in StoredState(STATE.schema, frames, place, key.batch_time).tables()
+            for row in table.to_pylist()
+        ]
         assert len({row["word"] for row in rows}) == len(rows)
         return {row["word"]: row["n"] for row in rows}
 
@@ -233,7 +237,7 @@ class Words:
     def everything(self) -> Any:  # noqa: ANN401  rows to compare
         """Return all that must not change when a process goes on whose attempt is over."""
         tables = {
-            name: self.connection.exec_driver_sql(f"SELECT * FROM forebay.{name} ORDER BY 1, 2, 3, 4").all()  # noqa: S608
+            name: self.connection.exec_driver_sql(f"SELECT * FROM forebay.{name} ORDER BY 1, 2, 3, 4").all()
             for name in ("output_commits", "state_heads", "state_versions", "state_replays")
         }
         states = self.connection.exec_driver_sql(
@@ -244,7 +248,9 @@ class Words:
     def clean_up(self) -> None:
         """Clean up as after a day, and check that what is left is known."""
         self.connection.exec_driver_sql("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '2 hours'")
-        self.connection.exec_driver_sql("UPDATE forebay.state_versions SET created_at = created_at - interval '2 hours'")
+        self.connection.exec_driver_sql(
+            "UPDATE forebay.state_versions SET created_at = created_at - interval '2 hours'"
+        )
         store = open_block_store(self.run.settings.block_store_roots)
         for found in state_versions_to_delete(self.connection, restore_window=HOUR, keep=14 * 24 * HOUR, limit=100):
             delete_folder(store, found.folder)

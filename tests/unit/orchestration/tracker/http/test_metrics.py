@@ -116,7 +116,7 @@ def test_a_state_has_its_keys_its_bytes_and_whether_it_is_replayed() -> None:
     nothing = (None, None, None, None, None, None, None)
     states = [
         OutputState("words", "totals", None, 3, 100, None, *nothing),
-        OutputState("words", "visits", None, None, 200, None, None, 7, "STOPPED", None, None, None, False),
+        OutputState("words", "visits", None, None, 200, None, None, 7, "STOPPED", None, None, None, replay_runs=False),
     ]
     text = metrics_page(SystemProgress([], [], [], [], [], states=states), term=None, lease_ages={})[0].decode()
     assert 'forebay_state_keys{output="totals",pipeline="words"} 3.0' in text
