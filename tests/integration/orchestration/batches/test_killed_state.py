@@ -16,6 +16,7 @@ import psutil
 import pyarrow.dataset as ds
 import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from orchestration.batches.following import follow_targets
 from orchestration.declarations.apply import apply
@@ -41,16 +42,17 @@ from tests.integration.orchestration.killed_state_run import (
     argument,
     declare,
 )
+from tests.support.driver_log.attempts import fail_batch
 from tests.support.machine import forked_processes
 from tests.support.polling import eventually
-from tracker_store.batches import state_replays, state_versions
+from tracker_store.batches import batches, state_replays, state_versions
 from tracker_store.batches.outputs import commits_of_batch
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.connection.engine import connect
 from tracker_store.reports.state_status import output_states
 from tracker_store.retention.state_files import forget_state_version, state_versions_to_delete
-from tracker_store.schema.states import StateReplayState
+from tracker_store.schema.states import AttemptFailure, StateReplayState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,7 +134,7 @@ class Words:
     def ended(self, process: forked_processes.ForkedProcess, code: int) -> None:
         assert process.wait(60) == code, self.said()
 
-    def killed_or_paused(self, run: Run) -> forked_processes.ForkedProcess:
+    def killed_or_paused(self, run: Run, *, buries: bool = True) -> forked_processes.ForkedProcess:
         """Start a process, and return it when it has got to its step and is dead, or stopped; then bury it."""
         process = self.start(run)
         if run.pauses:
@@ -144,8 +146,22 @@ class Words:
             self.paused.append(process)
         else:
             self.ended(process, -signal.SIGKILL)
-        self.bury()
+        if buries:
+            self.bury()
         return process
+
+    def give_up(self, hour: int) -> None:
+        """Let a batch whose process is taken for dead be quarantined, and discard it."""
+        fail_batch(
+            self.connection,
+            self.where["pipeline_id"],
+            self.run.at(hour),
+            run_id="run1",
+            error="killed",
+            failure=AttemptFailure.LOST,
+            max_lost_attempts=1,
+        )
+        batches.discard_batch(self.connection, pipeline_id=self.where["pipeline_id"], batch_time=self.run.at(hour))
 
     def bury(self) -> None:
         """Let a tracker declare dead what has no heartbeat; its clock goes faster than the database's."""
@@ -344,3 +360,22 @@ def test_another_process_goes_on_with_undoing_a_replay_wherever_its_own_is_kille
     words.check(3)
     words.complete(4)
     words.check(4)
+
+
+def test_a_result_in_the_target_that_the_state_can_not_have_is_logged(words: Words) -> None:
+    """Check a process that commits in the target after its batch was discarded, and the state has gone on."""
+    words.declare(POSTGRES)
+    words.complete(1)
+    zombie = words.killed_or_paused(replace(words.run, hour=2, step=Step.STAGED, pauses=True), buries=False)
+    words.give_up(2)
+    words.complete(3)
+    head = state_versions.head_version(words.connection, words.where["pipeline_id"], "counts")
+    zombie.send_signal(signal.SIGCONT)
+    zombie.wait(60)
+    with capture_logs() as logged:
+        assert follow_targets(words.engine, declare(words.run), words.where["pipeline_id"]) == 0
+    [warning] = [entry for entry in logged if entry["event"] == "the target has a result that the output's state lacks"]
+    assert (warning["batch_time"], "is in force" in warning["error"]) == (words.run.at(2).isoformat(), True)
+    assert state_versions.head_version(words.connection, words.where["pipeline_id"], "counts") == head
+    assert commits_of_batch(words.connection, words.where["pipeline_id"], words.run.at(2)) == []
+    assert words.stored(VersionKey(words.run.at(3), 1)) == {"a": 4, "b": 3, "d": 2}

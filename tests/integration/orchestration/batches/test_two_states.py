@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.support.spark.batch_rig import System
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 HOUR = timedelta(hours=1)
 #: What comes in each hour; of hour 4 nothing does.
@@ -57,31 +57,9 @@ def summed(factor: int = 1) -> Callable[..., Any]:
     return function
 
 
-def declare(system: System, home: Path, *, recent: int = 1, broken: str = "") -> Pipeline:
-    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
-    pipeline = Pipeline("words", interval="1h", concurrent_outputs=2, max_attempts=5)
-    inputs = {"all": lines, "recent": lines.window(WINDOW * HOUR, slide=SLIDE * HOUR)}
-    for name, entry in inputs.items():
-        function = summed(recent if name == "recent" else 1)
-
-        def fails(lines: DataFrame, state: DataFrame, _: Any = function) -> Any:  # noqa: ANN401
-            raise ValueError("broken")
-
-        def runs(lines: DataFrame, state: DataFrame, run: Any = function) -> Any:  # noqa: ANN401
-            return run(lines, state)
-
-        pipeline.output(
-            inputs=[entry],
-            sink=ParquetSink(home / name, compact=True),
-            name=name,
-            state=State("word STRING", "n BIGINT", keys=words, buckets=2),
-        )(_two_arguments(fails if broken == name else runs))
-    apply(system.connection, [pipeline])
-    return pipeline
-
-
-def _two_arguments(function: Any) -> Any:  # noqa: ANN401
-    return lambda lines, state: function(lines, state)
+def broken(lines: DataFrame, state: DataFrame) -> Any:  # noqa: ANN401  it returns nothing
+    del lines, state
+    raise ValueError("broken")
 
 
 class Model:
@@ -104,79 +82,111 @@ class Model:
         return {name: {hour: rows for hour, rows in of.items() if rows} for name, of in found.items()}
 
 
-def test_two_states_one_of_a_window_go_on_side_by_side(system: System, tmp_path: Path) -> None:
-    pipeline = declare(system, tmp_path)
-    times: dict[int, datetime] = {}
+class TwoStates:
+    """The pipeline on a system: its batches, what readers see, and what looks after it."""
 
-    def seen() -> dict[str, dict[int, list[str]]]:
-        of_stamp = {batch_stamp(time): hour for hour, time in times.items()}
+    def __init__(self, system: System, home: Path) -> None:
+        self.system, self.home = system, home
+        self.times: dict[int, datetime] = {}
+        self.pipeline = self.declare()
+        self.pipeline_id = get_pipeline(system.connection, "words").pipeline_id
+
+    def declare(self, **functions: Callable[..., Any]) -> Pipeline:
+        """Declare both outputs, with these functions in place of the sums."""
+        lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+        pipeline = Pipeline("words", interval="1h", concurrent_outputs=2, max_attempts=5)
+        for name, entry in (("all", lines), ("recent", lines.window(WINDOW * HOUR, slide=SLIDE * HOUR))):
+            pipeline.output(
+                inputs=[entry],
+                sink=ParquetSink(self.home / name, compact=True),
+                name=name,
+                state=State("word STRING", "n BIGINT", keys=words, buckets=2),
+            )(functions.get(name, summed()))
+        apply(self.system.connection, [pipeline])
+        return pipeline
+
+    def is_due(self, hour: int) -> bool:
+        """Return whether the output with the window is."""
+        return self.pipeline.outputs["recent"].is_due(self.times[1] + (hour - 1) * HOUR)
+
+    def allocate(self, hour: int) -> datetime:
+        if LINES[hour]:
+            self.system.receive([LINES[hour]])
+        self.times[hour] = self.system.allocate(hour)
+        return self.times[hour]
+
+    def seen(self) -> dict[str, dict[int, list[str]]]:
+        """Return what readers see of each output, by hour."""
+        of_stamp = {batch_stamp(time): hour for hour, time in self.times.items()}
         found: dict[str, dict[int, list[str]]] = {"all": {}, "recent": {}}
         for name, hours in found.items():
-            if not (tmp_path / name).exists():
+            if not (self.home / name).exists():
                 continue
-            for row in ds.dataset(tmp_path / name, partitioning="hive", format="parquet").to_table().to_pylist():
+            table = ds.dataset(self.home / name, partitioning="hive", format="parquet").to_table()
+            for row in table.sort_by("value").to_pylist():
                 hours.setdefault(of_stamp[batch_stamp(row["_batch_time"])], []).append(row["value"])
-        return {name: {hour: sorted(rows) for hour, rows in hours.items()} for name, hours in found.items()}
+        return found
 
-    def allocate(hour: int) -> datetime:
-        if LINES[hour]:
-            system.receive([LINES[hour]])
-        times[hour] = system.allocate(hour)
-        return times[hour]
-
-    def look_after() -> None:
+    def look_after(self) -> None:
         """Give the targets their upkeep, and clean up as if each restore window had passed."""
-        system.connection.execute(sa.text("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '2 hours'"))
-        system.connection.execute(sa.text("UPDATE forebay.state_versions SET created_at = created_at - interval '2h'"))
-        store = open_block_store(system.settings.block_store_roots)
-        for found in state_versions_to_delete(
-            system.connection, restore_window=HOUR, keep=timedelta(days=14), limit=100
-        ):
+        connection = self.system.connection
+        for table, column in (("batch_attempts", "ended_at"), ("state_versions", "created_at")):
+            connection.execute(sa.text(f"UPDATE forebay.{table} SET {column} = {column} - interval '2 hours'"))
+        store = open_block_store(self.system.settings.block_store_roots)
+        for found in state_versions_to_delete(connection, restore_window=HOUR, keep=14 * 24 * HOUR, limit=100):
             delete_folder(store, found.folder)
-            forget_state_version(system.connection, found)
-        engine = create_engine(system.settings.require_database_url(), application_name="tests")
-        failed = [result for result in upkeep(engine, pipeline, pipeline_id, most_seconds=60) if result.error]
+            forget_state_version(connection, found)
+        engine = create_engine(self.system.settings.require_database_url(), application_name="tests")
+        results = upkeep(engine, self.pipeline, self.pipeline_id, most_seconds=60)
         engine.dispose()
-        assert failed == []
+        assert [result for result in results if result.error] == []
 
-    pipeline_id = get_pipeline(system.connection, "words").pipeline_id
-    first = allocate(1)
-    model = Model(lambda hour: pipeline.outputs["recent"].is_due(first + (hour - 1) * HOUR))
-    assert len(system.run(pipeline, first, 1)) == 1 + model.due(1)
+
+@pytest.fixture
+def two(system: System, tmp_path: Path) -> TwoStates:
+    return TwoStates(system, tmp_path)
+
+
+def test_two_states_one_of_a_window_go_on_side_by_side(system: System, two: TwoStates) -> None:
+    assert len(system.run(two.pipeline, two.allocate(1), 1)) == 1 + two.is_due(1)
+    model = Model(two.is_due)
     for hour in (2, 3):
-        system.run(pipeline, allocate(hour), 1)
-        look_after()
-    assert seen() == model.results(3)
+        system.run(two.pipeline, two.allocate(hour), 1)
+        two.look_after()
+    assert two.seen() == model.results(3)
 
     # Without records: only a window whose content changed runs.
-    if system.state(allocate(4))[0] is BatchState.ALLOCATED:
-        system.run(pipeline, times[4], 1)
+    empty = two.allocate(4)
+    assert (system.state(empty)[0] is BatchState.ALLOCATED) == model.due(4)
+    if model.due(4):
+        system.run(two.pipeline, empty, 1)
 
     # One of them fails, whichever is due, and the other is committed all the same.
-    time = allocate(5)
-    broken = "recent" if model.due(5) else "all"
+    time = two.allocate(5)
     with pytest.raises((OutputsFailedError, ValueError), match="broken"):
-        system.run(declare(system, tmp_path, broken=broken), time, 1)
-    look_after()
+        system.run(two.declare(**{"recent" if model.due(5) else "all": broken}), time, 1)
+    two.look_after()
     system.connection.execute(sa.text("UPDATE forebay.batches SET retry_at = NULL"))
-    system.run(declare(system, tmp_path), time, 2)
-    system.run(pipeline, allocate(6), 1)
-    assert seen() == model.results(6)
+    system.run(two.declare(), time, 2)
+    system.run(two.pipeline, two.allocate(6), 1)
+    assert two.seen() == model.results(6)
 
-    # One runs again from its first batch after hour 2 on, and the other goes on meanwhile.
-    changed = declare(system, tmp_path, recent=10)
+    # One runs again from its first batch after hour 2 on, with another function, and the other stays as it is.
+    changed = two.declare(recent=summed(10))
     begin = 3 if model.due(3) else 4
-    number = begin_state_replay(system.connection, pipeline_id=pipeline_id, output="recent", from_time=times[begin])
+    number = begin_state_replay(
+        system.connection, pipeline_id=two.pipeline_id, output="recent", from_time=two.times[begin]
+    )
     replays = replay_forward(
         changed, number, run_id="forward", settings=system.settings, session=lambda: system.session
     )
     assert next(replays).error == ""
-    look_after()
+    two.look_after()
     assert [each.error for each in replays if each.error] == []
     assert state_replay(system.connection, number).state is StateReplayState.COMPLETED
-    look_after()
+    two.look_after()
     replayed = Model(model.due, recent=lambda hour: 10 if hour >= begin else 1)
-    assert seen() == replayed.results(6)
-    system.run(changed, allocate(7), 1)
-    look_after()
-    assert seen() == replayed.results(7)
+    assert two.seen() == replayed.results(6)
+    system.run(changed, two.allocate(7), 1)
+    two.look_after()
+    assert two.seen() == replayed.results(7)
