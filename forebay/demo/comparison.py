@@ -33,7 +33,7 @@ COLUMNS = {
     "departure_delay_mean": pa.float64(),
 }
 
-# `batch_time` is the name of the folder: 2026-01-31T12-00-00Z, which sorts as the times do.
+# `batch_time` is the name of the folder: 20260131T120000Z, which sorts as the times do.
 RUNNING_COLUMNS = {
     "carrier": pa.string(),
     "flights": pa.int64(),

@@ -26,11 +26,8 @@ OUTPUT = os.environ.get("FOREBAY_DEMO_OUTPUT") or str(
     Path(os.environ.get("FOREBAY_HOME", ".forebay")) / "demo-output" / "flights_by_carrier"
 )
 
-FLIGHT = """
-    year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay BIGINT,
-    arr_time INT, sched_arr_time INT, arr_delay BIGINT, carrier STRING, flight INT, tailnum STRING,
-    origin STRING, dest STRING, air_time INT, distance INT, hour INT, minute INT, time_hour TIMESTAMP
-"""
+# What is counted; Spark skips the other fields of a line, which takes half as long as to parse them.
+FLIGHT = "carrier STRING, origin STRING, dep_delay BIGINT"
 
 flights = Stream("flights", SocketText(host=HOST, port=PORT))
 pipeline = Pipeline("flights_by_carrier", interval="10s")

@@ -42,7 +42,7 @@ def running_of(totals: dict[GroupKey, FlightTotals]) -> dict[str | None, Running
 
 
 def write_running(path: Path, batch: str, **totals: int) -> None:
-    folder = path / f"date={batch[:10]}" / "hour=00" / f"batch_time={batch}"
+    folder = path / f"date={batch.partition('T')[0]}" / "hour=00" / f"batch_time={batch}"
     folder.mkdir(parents=True)
     rows = [
         {"carrier": carrier, "flights": flights, "departures": flights, "departure_delay_sum": -flights}
@@ -159,8 +159,8 @@ def test_a_changed_data_file_is_found_by_the_constants(table: pa.Table) -> None:
 
 
 def test_the_newest_running_total_of_each_carrier_counts(tmp_path: Path) -> None:
-    write_running(tmp_path, "2026-01-31T23-59-50Z", UA=7, OO=2)
-    write_running(tmp_path, "2026-02-01T00-00-00Z", UA=9)
+    write_running(tmp_path, "20260131T235950Z", UA=7, OO=2)
+    write_running(tmp_path, "20260201T000000Z", UA=9)
     assert comparison.running_totals(comparison.read_running(tmp_path)) == {
         "UA": RunningTotal(9, 9, -9),
         "OO": RunningTotal(2, 2, -2),
