@@ -281,7 +281,13 @@ class StateRun:
             **self._stores,
         )
         retry_statement(self._engine, lambda connection: self._note(connection, written), f"state of {attempt.name}")
-        self.changed = ChangedState(written.changed, written.deleted, written.keys, written.bytes)
+        counts = (written.changed, written.deleted, written.keys, written.bytes)
+        progress = None if self._event is None else self._event.progress
+        self.changed = ChangedState(
+            *counts,
+            watermark=None if progress is None else progress.watermark,
+            late=None if progress is None else progress.late,
+        )
 
     def _note(self, connection: sa.Connection, written: WrittenState) -> None:
         progress = None if self._event is None else self._event.progress
