@@ -97,15 +97,13 @@ def test_a_task_that_is_run_again_after_its_copy_does_not_double_its_rows(
     assert target.staging() == []
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg", "postgres"])
+@pytest.mark.parametrize("kind", ["delta", "postgres"])
 def test_tasks_name_the_windows_whose_rows_are_replaced(
     session: SparkSession, target: Target, tmp_path: Path, kind: str
 ) -> None:
-    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
     merge: dict[str, Any] = {"mode": "merge", "key": ["start", "word"]}
     sink = {
         "delta": lambda: DeltaSink(tmp_path / "counts", **merge),
-        "iceberg": lambda: IcebergSink("s.counts", catalog=catalog, **merge),
         "postgres": lambda: PostgresSink(EnvVar("TARGET_URL"), "counts", **merge),
     }[kind]()
 
@@ -118,7 +116,6 @@ def test_tasks_name_the_windows_whose_rows_are_replaced(
     sink.write(sessions(("a", 1), ("d", 5)), later)
     found = {
         "delta": lambda: DeltaTable(tmp_path / "counts").to_pyarrow_table(columns=["word", "n"]).to_pylist(),
-        "iceberg": lambda: load_catalog("forebay", **catalog).load_table("s.counts").scan().to_arrow().to_pylist(),
         "postgres": lambda: [{"word": word, "n": n} for word, n in target.counts()],
     }[kind]()
     assert sorted((row["word"], row["n"]) for row in found) == [("a", 1), ("a", 3), ("b", 3), ("c", 3), ("d", 5)]
