@@ -55,7 +55,7 @@ from tracker_store.retention.state_files import forget_state_version, state_vers
 from tracker_store.schema.states import AttemptFailure, StateReplayState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from tests.integration.orchestration.target_database import Target
@@ -65,21 +65,35 @@ STEPS = {
     POSTGRES: (*STATE_STEPS, *map(str, Step), BEFORE_COMMIT, COMMITTED, PUBLISHING, COMPLETED),
     PARQUET: (*STATE_STEPS, BEFORE_COMMIT, COMMITTED, PUBLISHING, Step.STAGED, Step.COMMITTED, PUBLISHED, COMPLETED),
 }
-#: What fails in a way of its own: the others are for `make slow`.
-TELLING = {
-    (POSTGRES, STATE_STEPS[2]),
-    (POSTGRES, STATE_STEPS[5]),
-    (POSTGRES, Step.IN_TRANSACTION),
-    (POSTGRES, BEFORE_COMMIT),
-    (PARQUET, COMMITTED),
-}
-EACH_STEP = [
-    pytest.param(sink, str(step), id=f"{sink}, {step}", marks=() if (sink, step) in TELLING else pytest.mark.slow)
-    for sink, steps in STEPS.items()
-    for step in steps
-]
-#: A version is restored then, and none is written.
-UNDOING_STEPS = [each for each in EACH_STEP if each.values[1] not in STATE_STEPS]
+Killed = tuple[str, str, bool]
+
+
+def each_step(*quick: Killed, pauses: Sequence[bool] = (False, True), restores: bool = False) -> pytest.MarkDecorator:
+    """Run a test at each step of each sink, with the process killed or paused; those that are not `quick` are slow.
+
+    `restores`: of an attempt that restores a version, and writes none.
+    """
+    every: list[Killed] = [
+        (sink, str(step), paused)
+        for paused in pauses
+        for sink, steps in STEPS.items()
+        for step in steps
+        if not (restores and step in STATE_STEPS)
+    ]
+    assert {*quick} <= {*every}
+    return pytest.mark.parametrize(
+        ("sink", "step", "pauses"),
+        [
+            pytest.param(
+                *each,
+                id=f"{each[0]}, {'paused' if each[2] else 'killed'} {each[1]}",
+                marks=() if each in quick else pytest.mark.slow,
+            )
+            for each in every
+        ],
+    )
+
+
 Totals = dict[str, int]
 #: What a batch did: which version it read, and the factor of its attempt.
 Made = dict[VersionKey, tuple[VersionKey | None, int]]
@@ -289,8 +303,7 @@ def words(engine: sa.Engine, database_url: str, tmp_path: Path, target: Target) 
         process.wait(60)
 
 
-@pytest.mark.parametrize(("sink", "step"), EACH_STEP)
-@pytest.mark.parametrize("pauses", [False, True], ids=["killed", "paused"])
+@each_step((PARQUET, COMMITTED, False), (POSTGRES, STATE_STEPS[4], True))
 def test_the_next_attempt_counts_wherever_the_process_of_a_batch_is_killed_or_paused(
     words: Words, sink: str, step: str, *, pauses: bool
 ) -> None:
@@ -314,8 +327,7 @@ def test_the_next_attempt_counts_wherever_the_process_of_a_batch_is_killed_or_pa
     assert follow_targets(words.engine, declare(words.run), words.where["pipeline_id"]) == 0
 
 
-@pytest.mark.parametrize(("sink", "step"), EACH_STEP)
-@pytest.mark.parametrize("pauses", [False, True], ids=["killed", "paused"])
+@each_step((POSTGRES, BEFORE_COMMIT, True))
 def test_another_process_goes_on_with_a_replay_forward_wherever_its_own_is_killed_or_paused(
     words: Words, sink: str, step: str, *, pauses: bool
 ) -> None:
@@ -342,10 +354,11 @@ def test_another_process_goes_on_with_a_replay_forward_wherever_its_own_is_kille
     words.check(4)
 
 
-@pytest.mark.parametrize(("sink", "step"), UNDOING_STEPS)
+@each_step(pauses=[False], restores=True)
 def test_another_process_goes_on_with_undoing_a_replay_wherever_its_own_is_killed(
-    words: Words, sink: str, step: str
+    words: Words, sink: str, step: str, *, pauses: bool
 ) -> None:
+    assert not pauses
     words.declare(sink)
     for hour in (1, 2, 3):
         words.complete(hour)

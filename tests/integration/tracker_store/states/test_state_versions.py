@@ -235,7 +235,7 @@ def test_a_batch_in_which_the_output_is_not_due_is_no_hole(stated: StatedLog) ->
 
 
 def test_a_batch_that_was_quarantined_before_the_output_had_a_state_is_no_hole(stated: StatedLog) -> None:
-    def declare(outputs: object) -> None:
+    def declare(outputs: dict[str, Any]) -> None:
         apply_pipeline(
             stated.connection,
             name="words",
