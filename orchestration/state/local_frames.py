@@ -1,8 +1,8 @@
 """Keep copies of a state's frames as files that are mapped into memory: a batch then reads the pages that it needs.
 
 Spark gives each driver and each executor a directory, tells its Python workers, and deletes it with the process. Owns
-the copies in it. The first batch of a process makes none, because it may be the only one; later ones add what they
-read and write, and delete what no version needs any more. A frame without a copy is read from the block store: nothing
+the copies in it. The first batch of a process copies nothing that it reads, because it may be the only one; later
+ones do, all copy what they write, and delete what no version needs any more. A frame without a copy is read from the block store: nothing
 is lost with the copies. Of a state that is encrypted there are none, because they could be read by others.
 """
 

@@ -303,3 +303,43 @@ def make_stated_log(connection: sa.Connection) -> StatedLog:
     log = make_log(connection)
     apply_pipeline(connection, name="words", declaration=DECLARATION, stream_ids=[log.stream_id], interval=INTERVAL)
     return StatedLog(log)
+
+
+_FILL = """
+    WITH numbers AS (
+        SELECT n, CAST(:first AS timestamptz) + n * interval '10 s' AS at FROM generate_series(0, :n) AS n
+    ), versions AS (
+        INSERT INTO forebay.state_versions (pipeline_id, output, batch_time, attempt, ordinal, read_batch_time,
+            read_attempt, schema_version, schema, buckets, folder, frames, bytes, created_at, committed_at)
+        SELECT :p, :o, at, 1, n + 1, CASE WHEN n > 0 THEN at - interval '10 s' END, CASE WHEN n > 0 THEN 1 END, 1, '{}',
+            4, 'f' || n, jsonb_build_array(jsonb_build_array(0, 'p' || n, 0, 1, 1, 1, n % 32 = 0, NULL)), 1,
+            clock_timestamp() - interval '2 h', clock_timestamp() - interval '2 h' + n * interval '1 s'
+        FROM numbers
+    ), made AS (
+        INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, attempt, records, bytes, blocks,
+            completed_at)
+        SELECT :p, at, at, 'COMPLETED', 1, 0, 0, 0, clock_timestamp() FROM numbers
+    ), commits AS (
+        INSERT INTO forebay.output_commits (pipeline_id, output, batch_time, attempt, location, rows, state_attempt)
+        SELECT :p, :o, at, 1, '/1', 1, 1 FROM numbers
+    )
+    INSERT INTO forebay.state_heads (pipeline_id, output, batch_time, attempt, schema_version, schema, buckets)
+    SELECT :p, :o, at, 1, 1, '{}', 4 FROM numbers WHERE n = :n
+"""
+
+
+def filled_stated_log(connection: sa.Connection, versions: int) -> StatedLog:
+    """Make a log with a state of as many versions; a replay forward may begin at any of them."""
+    stated = make_stated_log(connection)
+    connection.execute(
+        sa.text(_FILL), {"first": batch_time(1), "n": versions - 1, "p": stated.pipeline_id, "o": OUTPUT}
+    )
+    connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = :last, retention = interval '1 year' * 10"),
+        {"last": batch_time(versions)},
+    )
+    stated.allocate(versions + 1)
+    stated.claim(batch_time(versions + 1))
+    connection.exec_driver_sql("ANALYZE")
+    connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+    return stated
