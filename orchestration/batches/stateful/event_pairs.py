@@ -43,7 +43,7 @@ class PairPlan(EventPlan):
         join: as declared.
         sides: the records of both inputs.
         types: the types of a record of each.
-        streams: the names of their streams, which become the names of the columns of a pair.
+        names: of the columns of a pair, as ``names_of`` returns them.
         watermark: after the batch, in microseconds.
     """
 
@@ -52,31 +52,24 @@ class PairPlan(EventPlan):
         join: EventJoin,
         sides: tuple[DataFrame, DataFrame],
         types: tuple[str, str],
-        streams: Sequence[str],
+        names: tuple[str, str],
         watermark: int | None,
     ) -> None:
         keys = [keys_of_records(side, join.on, "a join's key") for side in sides]
         for (name, left), (_, right), column in zip(*keys, join.on, strict=True):
             if left != right:
                 raise SinkError(
-                    f"{column!r} is {left} in stream {streams[0]!r} and {right} in stream {streams[1]!r}: a join needs "
-                    f"one type ({name})"
+                    f"{column!r} is {left} in {names[0]!r} and {right} in {names[1]!r}: a join needs one type ({name})"
                 )
         self._key = keys[0]
         self._columns = [name for name, _ in self._key]
         self._sides = tuple(with_keys(side, join.on) for side in sides)
         self._types = types
-        self._names = self.names(streams)
+        self._names = names
         self._least, self._most = (each // timedelta(microseconds=1) for each in (join.least, join.most))
         self._keeps_left = join.how == "left"
         self._after = watermark
         self.records = self._sides[0]
-
-    @staticmethod
-    def names(streams: Sequence[str]) -> list[str]:
-        """Return the names of the two columns of a pair."""
-        first, second = streams
-        return [first, second if second != first else f"{second}_2"]
 
     def schema(self) -> StateSchema:
         """Return the columns: a group is a key of the join."""
@@ -171,3 +164,8 @@ class PairPlan(EventPlan):
     def replaced(self) -> DataFrame | None:
         """Return None: a pair is in one result alone."""
         return None
+
+
+def names_of(streams: Sequence[str]) -> list[str]:
+    """Return a name for each of the inputs by event time: its stream's, and another one for the same stream again."""
+    return [name if name not in streams[:place] else f"{name}_{place + 1}" for place, name in enumerate(streams)]
