@@ -9,6 +9,9 @@ from orchestration.declarations.pipeline import Pipeline as Pipeline
 from orchestration.declarations.pipeline import Stream as Stream
 from orchestration.declarations.pipeline import Window as Window
 from orchestration.declarations.state.declared import State as State
+from orchestration.declarations.state.event_time import EventJoin as EventJoin
+from orchestration.declarations.state.event_time import EventWindow as EventWindow
+from orchestration.declarations.state.event_time import SessionWindow as SessionWindow
 from orchestration.declarations.state.per_key import map_with_state as map_with_state
 from orchestration.declarations.state.per_key import update_state_by_key as update_state_by_key
 from orchestration.sinks.console import ConsoleSink as ConsoleSink

@@ -38,7 +38,7 @@ from receiver_runtime.sources.records.ddl import parse_spark_types, quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
     from orchestration.declarations.pipeline import Output, Stream
     from orchestration.declarations.state.event_time import EventOutput, EventTime
@@ -103,10 +103,10 @@ class EventBatch:
             #: The columns of the state.
             self.schema: StateSchema = self._plan.schema()
         except ValueError as error:
-            self.release()
+            self._release_records()
             raise SinkError(f"{self._where}: {error}") from error
         except BaseException:
-            self.release()
+            self._release_records()
             raise
 
     @property
@@ -116,15 +116,13 @@ class EventBatch:
 
     def keys(self) -> DataFrame | None:
         """Return the groups of the state that the batch needs; None: all of them."""
-        if self._event.only_late:
-            return self._plan.no_groups()
-        return self._plan.groups()
+        return self._plan.no_groups() if self._event.only_late else self._plan.groups()
 
     def compute(self, state: DataFrame, extra: Mapping[str, Any]) -> Computed:
         """Call the output's function. `state`: what ``keys`` asked for. `extra`: further arguments by name."""
-        if self._event.only_late:
-            return Computed(self._late_records(), self._plan.no_changes(), None)
         plan = self._plan
+        if self._event.only_late:
+            return Computed(self._late_records(), plan.no_changes(), None)
         plan.take(state)
         returned = self._output.function(*plan.given(), *self._others, **plan.arguments(), **extra)
         result, changes = plan.results(returned, self._where)
@@ -132,6 +130,10 @@ class EventBatch:
 
     def release(self) -> None:
         """Let go of what was cached."""
+        self._release_records()
+        self._plan.release()
+
+    def _release_records(self) -> None:
         for frame in self._timed.values():
             frame.unpersist()
 
@@ -195,7 +197,7 @@ class EventBatch:
         found: dict[tuple[str, str], datetime] = {}
         late = 0
         looks = [self._look(place) for place in self._event.times if sources[place]]
-        for place, block, partition, latest, late_here in [] if not looks else reduce(_together, looks).collect():
+        for place, block, partition, latest, late_here in _summed(looks):
             late += late_here
             if latest is not None:
                 source = "/".join(map(str, partition)) if partition else sources[place][block]
@@ -205,14 +207,16 @@ class EventBatch:
         return advanced(before, found, streams, batch_time=self._batch_time, late=late)
 
     def _look(self, place: int) -> DataFrame:
-        """Return the newest time of each block and partition of an input, and how many of its records are too late."""
+        """Return of each record of an input where it is from, its time unless that is wrong, and if it is too late."""
         time = self._event.times[place]
         newest = microseconds(_later(self._batch_time, time.ahead))
         partition = [F.col(f"{RECORD}.{quoted(name)}").cast("string") for name in _partition_columns(time.stream)]
-        return (
-            self._timed[place]
-            .groupBy(F.lit(place).alias("place"), BLOCK, F.array(*partition).cast("array<string>").alias("partition"))
-            .agg(F.max(F.when(F.col(AT) <= F.lit(newest), F.col(AT))), F.count_if(F.col(_LATE)))
+        return self._timed[place].select(
+            F.lit(place).alias("place"),
+            BLOCK,
+            F.array(*partition).cast("array<string>").alias("partition"),
+            F.when(F.col(AT) <= F.lit(newest), F.col(AT)).alias(AT),
+            _LATE,
         )
 
     # -- windows and pairs ---------------------------------------------------------------------------------------------
@@ -252,6 +256,14 @@ class EventBatch:
             for place, frame in enumerate(late)
         ]
         return reduce(_together, both).withColumn(WATERMARK, of_micros(watermark))
+
+
+def _summed(looks: Sequence[DataFrame]) -> Sequence[Row]:
+    """Return of each input, block and partition the newest time and the number of records that are too late."""
+    if not looks:
+        return []
+    grouped = reduce(_together, looks).groupBy("place", BLOCK, "partition")
+    return grouped.agg(F.max(AT), F.count_if(F.col(_LATE))).collect()
 
 
 def _ddl(frame: DataFrame) -> str:

@@ -55,6 +55,7 @@ class PairPlan(EventPlan):
         names: tuple[str, str],
         watermark: int | None,
     ) -> None:
+        super().__init__()
         keys = [keys_of_records(side, join.on, "a join's key") for side in sides]
         for (name, left), (_, right), column in zip(*keys, join.on, strict=True):
             if left != right:
@@ -95,7 +96,14 @@ class PairPlan(EventPlan):
         in_range = time.between(F.lit(self._least), F.lit(self._most))
         has_new = F.col(f"l.{IS_NEW}") | F.col(f"r.{IS_NEW}")
         self._left = left
-        self._pairs = left.alias("l").join(right.alias("r"), [*on, in_range, has_new])
+        pairs = left.alias("l").join(right.alias("r"), [*on, in_range, has_new])
+        identity = [name for name, _ in IDENTITY]
+        self._pairs = pairs.select(
+            *(F.col(f"{alias}.{RECORD}").alias(name) for alias, name in zip("lr", _SIDES, strict=True)),
+            *(F.col(f"l.{name}").alias(f"m_{name}") for name in identity if self._keeps_left),
+        )
+        if self._keeps_left:
+            self._pairs = self._cache(self._pairs)
 
     def _side(self, number: int) -> DataFrame:
         """Return the old and new records of one side."""
@@ -114,9 +122,7 @@ class PairPlan(EventPlan):
 
     def given(self) -> Sequence[DataFrame]:
         """Return the pairs, each record as a column with its fields."""
-        pairs = self._pairs.select(
-            *(F.col(f"{alias}.{RECORD}").alias(name) for alias, name in zip("lr", self._names, strict=True))
-        )
+        pairs = self._pairs.select(*(F.col(side).alias(name) for side, name in zip(_SIDES, self._names, strict=True)))
         if not self._keeps_left:
             return [pairs]
         alone = self._left_with_matches().where(is_up_to(self._expiry(0), self._after) & ~F.col(_IS_MATCHED))
@@ -130,7 +136,7 @@ class PairPlan(EventPlan):
     def _left_with_matches(self) -> DataFrame:
         """Return the first input's records, each with whether it has got a pair; `was_matched`: before this batch."""
         identity = [name for name, _ in IDENTITY]
-        matched = self._pairs.select(*(F.col(f"l.{name}").alias(f"m_{name}") for name in identity)).distinct()
+        matched = self._pairs.select(*(f"m_{name}" for name in identity)).distinct()
         same = [F.col(name) == F.col(f"m_{name}") for name in identity]
         joined = self._left.withColumnRenamed(_IS_MATCHED, "was_matched").join(matched, same, "left")
         is_matched = F.col("was_matched") | F.col(f"m_{identity[0]}").isNotNull()

@@ -43,6 +43,7 @@ class TotalPlan(EventPlan):
         *,
         updates: bool,
     ) -> None:
+        super().__init__()
         length, slide = (each // timedelta(microseconds=1) for each in (window.length, window.slide))
         self._length = length
         self._schema = schema

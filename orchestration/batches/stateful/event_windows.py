@@ -52,6 +52,7 @@ class WindowPlan(EventPlan):
         *,
         updates: bool,
     ) -> None:
+        super().__init__()
         microsecond = timedelta(microseconds=1)
         self._length, self._slide, self._pane = (
             each // microsecond for each in (window.length, window.slide, window.pane)
@@ -75,7 +76,8 @@ class WindowPlan(EventPlan):
 
     def _touched(self) -> DataFrame:
         """Return the windows that have a new record and are not final."""
-        return in_windows(self._panes_of_records(), self._length, self._slide, self._before).select(START).distinct()
+        windows = in_windows(self._panes_of_records(), self._length, self._slide, self._before).select(START)
+        return windows if self._slide == self._length else windows.distinct()
 
     def _panes_of_records(self) -> DataFrame:
         """Return the starts of the panes of the new records; all times of a pane are in the same windows."""

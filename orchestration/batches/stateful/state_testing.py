@@ -43,6 +43,7 @@ class TestedState:
         self._output = output
         self._state = output.state
         self._given = rows
+        self._event: EventBatch | None = None
         #: How far the event time was, of an output by event time.
         self.progress = EventProgress()
         if isinstance(rows, pa.Table) and (stored := (rows.schema.metadata or {}).get(_PROGRESS)) is not None:
@@ -66,6 +67,12 @@ class TestedState:
         """Take the columns and the watermark of a batch by event time."""
         self._begin(event.schema)
         self.progress = event.progress
+        self._event = event
+
+    def release(self) -> None:
+        """Let go of what was cached for the result."""
+        if self._event is not None:
+            self._event.release()
 
     def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(row.get(name) for name in self.schema.key_names)

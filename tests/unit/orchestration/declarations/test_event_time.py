@@ -36,7 +36,7 @@ JOIN = EventJoin("user", between=("0s", "10m"))
 TOTALS = State("user STRING", "n BIGINT")
 
 
-def timed(stream: Stream = clicks, **changed: Any) -> EventTime:
+def timed(stream: Stream = clicks, **changed: Any) -> EventTime:  # noqa: ANN401  arguments
     return stream.by_event_time(**{"column": "at", "lateness": "10m", **changed})
 
 
@@ -44,7 +44,7 @@ def merge(*key: str) -> PostgresSink:
     return PostgresSink(URL, "out", mode="merge", key=[*key])
 
 
-def declared(**changed: Any) -> Output:
+def declared(**changed: Any) -> Output:  # noqa: ANN401  arguments
     pipeline = Pipeline("p", interval="10s", **changed.pop("pipeline", {}))
     arguments: dict[str, Any] = {"inputs": [timed()], "window": WINDOW, "sink": FINAL, "name": "made", **changed}
     takes_state = arguments.get("state") is not None
