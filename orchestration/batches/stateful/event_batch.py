@@ -93,9 +93,9 @@ class EventBatch:
         self._names = dict(
             zip(self._event.times, names_of([time.stream.name for time in self._event.times.values()]), strict=True)
         )
-        self._timed = {
-            place: self._prepared(frames[place], time).persist() for place, time in self._event.times.items()
-        }
+        self._timed = {place: self._prepared(frames[place], time) for place, time in self._event.times.items()}
+        for frame in self._timed.values():
+            frame.persist()
         try:
             self.progress = self._advanced(before, sources)
             after = self.progress.watermark

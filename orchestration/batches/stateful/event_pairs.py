@@ -7,6 +7,8 @@ batch reads the keys that have a new record, of both sides. Loads pyspark.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
@@ -64,11 +66,14 @@ class PairPlan(EventPlan):
                 )
         self._key = keys[0]
         self._columns = [name for name, _ in self._key]
-        self._sides = tuple(with_keys(side, join.on) for side in sides)
+        self._keeps_left = join.how == "left"
+        left, right = (with_keys(side, join.on) for side in sides)
+        # A null equals nothing: only a record of the first input that comes alone is kept with one.
+        has_key = reduce(and_, (F.col(name).isNotNull() for name in self._columns))
+        self._sides = (left if self._keeps_left else left.where(has_key), right.where(has_key))
         self._types = types
         self._names = names
         self._least, self._most = (each // timedelta(microseconds=1) for each in (join.least, join.most))
-        self._keeps_left = join.how == "left"
         self._after = watermark
         self.records = self._sides[0]
 

@@ -101,6 +101,13 @@ def test_a_stream_without_records_is_waited_for_until_it_is_idle() -> None:
     assert [(each.stream, each.source) for each in again.sources] == [("a", "1"), ("b", "1")]
 
 
+def test_it_moves_without_records_once_all_that_hold_it_back_are_idle() -> None:
+    first = run(EventProgress(), 0, {("a", "1"): 10, ("a", "2"): 20, ("b", "1"): 8})
+    assert (first.watermark, first.next_idle) == (at(8), at(5))
+    assert run(first, 4, {("a", "2"): 20}).watermark == at(8)
+    assert run(first, 5, {("a", "2"): 20}).watermark == at(18)
+
+
 def test_a_source_that_is_idle_for_a_day_is_forgotten_unless_it_is_the_last_of_its_stream() -> None:
     first = run(EventProgress(), 0, {("a", "1"): 10, ("a", "2"): 9, ("b", "1"): 20})
     almost = run(first, 24 * 60 - 1, {("a", "2"): 30})
