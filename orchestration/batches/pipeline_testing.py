@@ -115,6 +115,7 @@ def run_batch(
             output, batch, tables, _times(pipeline, time, len(given)), spark, state
         ).toArrow()
         if state is not None:
+            state.release()
             results.states[output.name] = state.table()
             state.release()
     return results
@@ -133,6 +134,8 @@ def plan_of(output: Output, columns: Mapping[str, Sequence[tuple[str, str]]], se
     result = _result(output, batch, tables, [time], session, state)
     # Spark Connect analyses when the columns are asked for.
     _ = result.schema
+    if state is not None:
+        state.release()
     return result
 
 

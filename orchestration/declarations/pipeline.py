@@ -248,7 +248,7 @@ class Stream:
         """Read the stream by a time that its records have, for `window=` or `join=` of an output.
 
         Args:
-            column: the column of TIMESTAMP, or an expression in Spark's SQL, as `"to_timestamp(value)"`.
+            column: the column of TIMESTAMP, or an expression in Spark's SQL, as `"try_to_timestamp(value)"`.
             lateness: how far a record may be behind the newest one of its source. Later ones are too late once all of
                 their windows are final: they are counted, and in the result of `late=`.
             idle: a receiver, or a partition of Kafka, without a record for this long, by batch time, is not waited for.

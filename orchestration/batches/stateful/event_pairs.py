@@ -7,6 +7,8 @@ batch reads the keys that have a new record, of both sides. Loads pyspark.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
@@ -43,7 +45,7 @@ class PairPlan(EventPlan):
         join: as declared.
         sides: the records of both inputs.
         types: the types of a record of each.
-        streams: the names of their streams, which become the names of the columns of a pair.
+        names: of the columns of a pair, as ``names_of`` returns them.
         watermark: after the batch, in microseconds.
     """
 
@@ -52,31 +54,28 @@ class PairPlan(EventPlan):
         join: EventJoin,
         sides: tuple[DataFrame, DataFrame],
         types: tuple[str, str],
-        streams: Sequence[str],
+        names: tuple[str, str],
         watermark: int | None,
     ) -> None:
+        super().__init__()
         keys = [keys_of_records(side, join.on, "a join's key") for side in sides]
         for (name, left), (_, right), column in zip(*keys, join.on, strict=True):
             if left != right:
                 raise SinkError(
-                    f"{column!r} is {left} in stream {streams[0]!r} and {right} in stream {streams[1]!r}: a join needs "
-                    f"one type ({name})"
+                    f"{column!r} is {left} in {names[0]!r} and {right} in {names[1]!r}: a join needs one type ({name})"
                 )
         self._key = keys[0]
         self._columns = [name for name, _ in self._key]
-        self._sides = tuple(with_keys(side, join.on) for side in sides)
-        self._types = types
-        self._names = self.names(streams)
-        self._least, self._most = (each // timedelta(microseconds=1) for each in (join.least, join.most))
         self._keeps_left = join.how == "left"
+        left, right = (with_keys(side, join.on) for side in sides)
+        # A null equals nothing: only a record of the first input that comes alone is kept with one.
+        has_key = reduce(and_, (F.col(name).isNotNull() for name in self._columns))
+        self._sides = (left if self._keeps_left else left.where(has_key), right.where(has_key))
+        self._types = types
+        self._names = names
+        self._least, self._most = (each // timedelta(microseconds=1) for each in (join.least, join.most))
         self._after = watermark
         self.records = self._sides[0]
-
-    @staticmethod
-    def names(streams: Sequence[str]) -> list[str]:
-        """Return the names of the two columns of a pair."""
-        first, second = streams
-        return [first, second if second != first else f"{second}_2"]
 
     def schema(self) -> StateSchema:
         """Return the columns: a group is a key of the join."""
@@ -102,7 +101,14 @@ class PairPlan(EventPlan):
         in_range = time.between(F.lit(self._least), F.lit(self._most))
         has_new = F.col(f"l.{IS_NEW}") | F.col(f"r.{IS_NEW}")
         self._left = left
-        self._pairs = left.alias("l").join(right.alias("r"), [*on, in_range, has_new])
+        pairs = left.alias("l").join(right.alias("r"), [*on, in_range, has_new])
+        identity = [name for name, _ in IDENTITY]
+        self._pairs = pairs.select(
+            *(F.col(f"{alias}.{RECORD}").alias(name) for alias, name in zip("lr", _SIDES, strict=True)),
+            *(F.col(f"l.{name}").alias(f"m_{name}") for name in identity if self._keeps_left),
+        )
+        if self._keeps_left:
+            self._pairs = self._cache(self._pairs)
 
     def _side(self, number: int) -> DataFrame:
         """Return the old and new records of one side."""
@@ -121,9 +127,7 @@ class PairPlan(EventPlan):
 
     def given(self) -> Sequence[DataFrame]:
         """Return the pairs, each record as a column with its fields."""
-        pairs = self._pairs.select(
-            *(F.col(f"{alias}.{RECORD}").alias(name) for alias, name in zip("lr", self._names, strict=True))
-        )
+        pairs = self._pairs.select(*(F.col(side).alias(name) for side, name in zip(_SIDES, self._names, strict=True)))
         if not self._keeps_left:
             return [pairs]
         alone = self._left_with_matches().where(is_up_to(self._expiry(0), self._after) & ~F.col(_IS_MATCHED))
@@ -137,7 +141,7 @@ class PairPlan(EventPlan):
     def _left_with_matches(self) -> DataFrame:
         """Return the first input's records, each with whether it has got a pair; `was_matched`: before this batch."""
         identity = [name for name, _ in IDENTITY]
-        matched = self._pairs.select(*(F.col(f"l.{name}").alias(f"m_{name}") for name in identity)).distinct()
+        matched = self._pairs.select(*(f"m_{name}" for name in identity)).distinct()
         same = [F.col(name) == F.col(f"m_{name}") for name in identity]
         joined = self._left.withColumnRenamed(_IS_MATCHED, "was_matched").join(matched, same, "left")
         is_matched = F.col("was_matched") | F.col(f"m_{identity[0]}").isNotNull()
@@ -171,3 +175,8 @@ class PairPlan(EventPlan):
     def replaced(self) -> DataFrame | None:
         """Return None: a pair is in one result alone."""
         return None
+
+
+def names_of(streams: Sequence[str]) -> list[str]:
+    """Return a name for each of the inputs by event time: its stream's, and another one for the same stream again."""
+    return [name if name not in streams[:place] else f"{name}_{place + 1}" for place, name in enumerate(streams)]

@@ -45,6 +45,9 @@ class EventPlan(ABC):
     records: DataFrame
     _state: DataFrame
 
+    def __init__(self) -> None:
+        self._cached: list[DataFrame] = []
+
     @abstractmethod
     def schema(self) -> StateSchema:
         """Return the state's columns. Raises ValueError if a record has a key that no state can have."""
@@ -76,6 +79,16 @@ class EventPlan(ABC):
     @abstractmethod
     def replaced(self) -> DataFrame | None:
         """Return the identities of the windows whose rows the result replaces; None: it replaces none."""
+
+    def release(self) -> None:
+        """Let go of what was cached."""
+        for frame in self._cached:
+            frame.unpersist()
+
+    def _cache(self, frame: DataFrame) -> DataFrame:
+        """Cache a frame that the result and the changed state are both computed of."""
+        self._cached.append(frame.persist())
+        return frame
 
     def no_groups(self) -> DataFrame:
         """Return no group."""

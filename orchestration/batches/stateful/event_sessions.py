@@ -48,6 +48,7 @@ class SessionPlan(EventPlan):
     def __init__(
         self, window: SessionWindow, records: DataFrame, record_type: str, watermark: int | None, *, updates: bool
     ) -> None:
+        super().__init__()
         self._names = window.key
         self._gap = window.gap // timedelta(microseconds=1)
         self._type = record_type
@@ -77,7 +78,7 @@ class SessionPlan(EventPlan):
             .withColumn(IS_NEW, F.expr("false"))
             .unionByName(new.withColumn(_OLD_START, F.lit(None).cast("bigint")))
         )
-        self._rows = self._with_sessions(all_rows)
+        self._rows = self._cache(self._with_sessions(all_rows))
 
     def _with_sessions(self, rows: DataFrame) -> DataFrame:
         """Return the rows with START and END of their session."""

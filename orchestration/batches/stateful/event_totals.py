@@ -7,6 +7,8 @@ computed as for all windows alike: what is not due yet, or is final, is left out
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
@@ -18,6 +20,7 @@ from orchestration.declarations.pipeline import STATE_PARAMETER
 from orchestration.declarations.sink import SinkError, checked_result
 from orchestration.declarations.state.event_time import WINDOW_END, WINDOW_START
 from orchestration.state.state_schema import EXPIRES_AT
+from receiver_runtime.sources.records.ddl import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +43,7 @@ class TotalPlan(EventPlan):
         *,
         updates: bool,
     ) -> None:
+        super().__init__()
         length, slide = (each // timedelta(microseconds=1) for each in (window.length, window.slide))
         self._length = length
         self._schema = schema
@@ -82,8 +86,11 @@ class TotalPlan(EventPlan):
                 raise SinkError(f"{where}: its {what} has no column {WINDOW_START}: keep it in the function")
         is_final = is_up_to(F.unix_micros(self._end()), self._after)
         due = result if self._updates else result.where(is_final)
-        kept = changes.drop(WINDOW_END).where(~is_final).withColumn(EXPIRES_AT, self._end())
-        return due, kept
+        # A key without a value is deleted: it has no time either.
+        values = {name.casefold() for name, _ in self._schema.value}
+        has_value = (F.col(quoted(name)).isNotNull() for name in changes.columns if name.casefold() in values)
+        end = F.when(reduce(or_, has_value, F.expr("false")), self._end())
+        return due, changes.drop(WINDOW_END).where(~is_final).withColumn(EXPIRES_AT, end)
 
     def changes(self) -> DataFrame:
         """Return nothing: the function does."""

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # A pane's records are read and written by this many tasks.
 PARTS = 16
-# More windows than these become final at once only after a gap; then all of the state is read.
-_MOST_FINAL = 10_000
+# More panes than these become final at once only after a gap; then all of the state is read.
+_MOST_PANES = 20_000
 _PANE, _PART = "pane", "part"
 
 
@@ -52,6 +52,7 @@ class WindowPlan(EventPlan):
         *,
         updates: bool,
     ) -> None:
+        super().__init__()
         microsecond = timedelta(microseconds=1)
         self._length, self._slide, self._pane = (
             each // microsecond for each in (window.length, window.slide, window.pane)
@@ -68,31 +69,42 @@ class WindowPlan(EventPlan):
 
     def groups(self) -> DataFrame | None:
         """Return the panes of the windows that have a new record, or that become final."""
-        starts = self._touched() if self._updates else self._final()
-        if starts is None:
+        panes = self._panes_of_touched() if self._updates else self._panes_of_final()
+        if panes is None:
             return None
-        last = F.col(START) + F.lit(self._length - self._pane)
-        panes = starts.select(F.explode(F.sequence(F.col(START), last, F.lit(self._pane))).alias(_PANE)).distinct()
         return panes.select(_PANE, F.explode(F.sequence(F.lit(0), F.lit(PARTS - 1))).alias(_PART))
 
     def _touched(self) -> DataFrame:
         """Return the windows that have a new record and are not final."""
-        return in_windows(self.records, self._length, self._slide, self._before).select(START).distinct()
+        windows = in_windows(self._panes_of_records(), self._length, self._slide, self._before).select(START)
+        return windows if self._slide == self._length else windows.distinct()
 
-    def _final(self) -> DataFrame | None:
-        """Return the windows that become final, also those without any record; None: that are too many."""
+    def _panes_of_records(self) -> DataFrame:
+        """Return the starts of the panes of the new records; all times of a pane are in the same windows."""
+        return self.records.select(self._pane_of(F.col(AT)).alias(AT)).distinct()
+
+    def _pane_of(self, time: Column) -> Column:
+        return time - F.pmod(time, F.lit(self._pane))
+
+    def _panes_of_touched(self) -> DataFrame:
+        at = F.col(AT)
+        last = last_start(at, self._slide) + F.lit(self._length - self._pane)
+        first = first_start(at, self._length, self._slide)
+        panes = F.explode(F.sequence(first, last, F.lit(self._pane)))
+        return self._panes_of_records().select(panes.alias(_PANE)).distinct()
+
+    def _panes_of_final(self) -> DataFrame | None:
+        """Return the panes of the windows that become final, also of those without any record; None: too many."""
         session = self.records.sparkSession
-        if self._after is None or self._after == self._before:
-            return session.range(0).select(F.col("id").alias(START))
-        if self._before is None:
-            # There is no state yet.
-            return session.range(0).select(F.col("id").alias(START))
+        # Without a watermark before, there is no state yet.
+        if self._before is None or self._after is None or self._after == self._before:
+            return session.range(0).select(F.col("id").alias(_PANE))
         first = self._before - (self._before - self._length) % self._slide + self._slide - self._length
         last = self._after - (self._after - self._length) % self._slide - self._length
-        count = (last - first) // self._slide + 1
-        if count > _MOST_FINAL:
+        count = (last + self._length - first) // self._pane if last >= first else 0
+        if count > _MOST_PANES:
             return None
-        return session.range(0, max(0, count)).select((F.col("id") * self._slide + F.lit(first)).alias(START))
+        return session.range(count).select((F.col("id") * self._pane + F.lit(first)).alias(_PANE))
 
     def given(self) -> Sequence[DataFrame]:
         """Return the records of the windows that the result has, with each window's start and end."""
@@ -111,10 +123,10 @@ class WindowPlan(EventPlan):
 
     def changes(self) -> DataFrame:
         """Return the new records that are in a window that is not final. What is final expires by itself."""
-        last = F.col(AT) - F.pmod(F.col(AT), F.lit(self._slide)) + F.lit(self._length)
+        last = last_start(F.col(AT), self._slide) + F.lit(self._length)
         rows = self.records.where(~is_up_to(last, self._after))
         return rows.select(
-            (F.col(AT) - F.pmod(F.col(AT), F.lit(self._pane))).alias(_PANE),
+            self._pane_of(F.col(AT)).alias(_PANE),
             F.pmod(F.col(BLOCK) + F.col(NUMBER), F.lit(PARTS)).cast("int").alias(_PART),
             *(name for name, _ in IDENTITY),
             of_micros(last).alias(EXPIRES_AT),
@@ -130,11 +142,20 @@ class WindowPlan(EventPlan):
 def in_windows(records: DataFrame, length: int, slide: int, final: int | None) -> DataFrame:
     """Return each record once for each of its windows that ends after `final`, with START and END."""
     at = F.col(AT)
-    last = at - F.pmod(at, F.lit(slide))
-    first = at - F.lit(length) - F.pmod(at - F.lit(length), F.lit(slide)) + F.lit(slide)
-    exploded = records.withColumn(START, F.explode(F.sequence(first, last, F.lit(slide))))
+    every = F.sequence(first_start(at, length, slide), last_start(at, slide), F.lit(slide))
+    exploded = records.withColumn(START, F.explode(every))
     rows = exploded.withColumn(END, F.col(START) + F.lit(length))
     return rows if final is None else rows.where(F.col(END) > F.lit(final))
+
+
+def first_start(at: Column, length: int, slide: int) -> Column:
+    """Return the start of the first window that a time is in."""
+    return last_start(at - F.lit(length), slide) + F.lit(slide)
+
+
+def last_start(at: Column, slide: int) -> Column:
+    """Return the start of the last window that a time is in."""
+    return at - F.pmod(at, F.lit(slide))
 
 
 def window_columns() -> list[Column]:

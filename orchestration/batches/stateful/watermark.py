@@ -61,7 +61,7 @@ class EventProgress:
         watermark: no record before it is waited for; None: it has none yet.
         sources: that the watermark is made of.
         late: how many records of the batch were too late.
-        next_idle: the next batch time at which a source that holds the watermark back will be idle; None: none.
+        next_idle: the batch time at which all sources that hold the watermark back will be idle; None: none does.
     """
 
     watermark: datetime | None = None
@@ -147,9 +147,9 @@ def _reached(source: SourceTime, streams: Mapping[str, Patience]) -> datetime | 
 
 
 def _next_idle(sources: Sequence[SourceTime], streams: Mapping[str, Patience]) -> datetime | None:
-    """Return when a source that holds the others back will be idle: a batch without records moves the watermark."""
+    """Return when all that hold the others back will be idle: a batch without records then moves the watermark."""
     active = [each for each in sources if not each.idle]
     if len({_reached(each, streams) for each in active}) <= 1:
         return None
     held = _least(active, streams)
-    return min(each.seen + streams[each.stream].idle for each in active if _reached(each, streams) == held)
+    return max(each.seen + streams[each.stream].idle for each in active if _reached(each, streams) == held)

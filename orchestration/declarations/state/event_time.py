@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.state.declared import DEFAULT_BUCKETS, OnStateFailure, State
 from orchestration.state.state_schema import EXPIRES_AT
-from receiver_runtime.sources.fields.units import parse_duration
+from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,8 @@ WINDOW_START, WINDOW_END = "window_start", "window_end"
 WATERMARK = "watermark"
 How = Literal["inner", "left"]
 
+# Windows that one record is in, and panes of one window: a batch has a row for each.
+_MOST_WINDOWS = 10_000
 _MICROSECOND = timedelta(microseconds=1)
 _NO_TIME = timedelta(0)
 
@@ -97,7 +99,19 @@ class EventWindow:
                 f"EventWindow({length!r}, slide={slide!r}): records between two windows would be in none: give a slide "
                 "that is no longer than the window"
             )
+        self._check_number(f"EventWindow({length!r}, slide={slide!r})")
         self.on_failure = checked_failure(on_failure)
+
+    def _check_number(self, shown: str) -> None:
+        if (windows := -(-self.length // self.slide)) > _MOST_WINDOWS:
+            raise DeclarationError(
+                f"{shown}: a record would be in {windows} windows, and may be in {_MOST_WINDOWS}: give a longer slide"
+            )
+        if (panes := self.length // self.pane) > _MOST_WINDOWS:
+            raise DeclarationError(
+                f"{shown}: windows begin and end at multiples of {self.pane}, of which a window has {panes}, and may "
+                f"have {_MOST_WINDOWS}: give a slide that divides the length"
+            )
 
     @property
     def pane(self) -> timedelta:
@@ -288,7 +302,7 @@ def _check_state(where: str, kind: EventKind, state: State | None) -> None:
         raise DeclarationError(
             f"{where}: {kind!r} keeps the records themselves: leave out state=, or use window=EventWindow(…)"
         )
-    taken = {name.casefold() for name in state.schema.names} & {WINDOW_START, EXPIRES_AT}
+    taken = {name.casefold() for name in state.schema.names} & {WINDOW_START, WINDOW_END, EXPIRES_AT}
     if taken or state.ttl is not None:
         what = "ttl" if not taken else min(taken)
         raise DeclarationError(
@@ -325,6 +339,8 @@ def _duration(value: str | timedelta, where: str, *, least: timedelta = timedelt
         duration = value if isinstance(value, timedelta) else timedelta(seconds=parse_duration(value))
     except ValueError as error:
         raise DeclarationError(f"{where}={value!r}: {error}") from error
+    if duration > timedelta(days=MOST_DAYS):
+        raise DeclarationError(f"{where}={value!r} is longer than {MOST_DAYS} days: give less")
     if duration < least or duration % timedelta(milliseconds=1):
         at_least = "not be negative" if not least else "be longer than 0"
         raise DeclarationError(f"{where}={value!r} must {at_least}, in whole milliseconds")
