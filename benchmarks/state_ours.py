@@ -12,7 +12,7 @@ from benchmarks.state_spark import COLUMNS
 from forebay import Pipeline, State, Stream
 from forebay.sources import SocketText
 from orchestration.batches.output_run import run_output
-from orchestration.batches.stateful.state_function import checked_pair
+from orchestration.batches.stateful.state_function import checked_pair, keys_of
 from orchestration.batches.stateful.state_run import StateRun
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import OutputAttempt
@@ -82,7 +82,7 @@ class Ours:
         state = StateRun(self._engine, self._output, attempt, self._settings, {})
 
         def compute() -> DataFrame:
-            found = state.read(self.session, [clicks])
+            found = state.read(self.session, keys_of(self._output, [clicks]))
             returned: Any = self._output.function(clicks, found)
             result, changes = checked_pair(returned, "the benchmark")
             steps["planned"] = time.perf_counter() - began

@@ -45,7 +45,7 @@ class Bucket:
         self.versions += 1
         full = {0: tuple(self.frames)} if is_full else {}
         time, folder = START + timedelta(hours=self.versions), f"state/1/totals/{self.versions}-1"
-        writer = _BucketWriter(self.place, self.schema, full, time, 1, None, folder, self.versions)
+        writer = _BucketWriter(self.place, self.schema, full, time, 1, time, None, folder, self.versions)
         [answers] = writer.task()([rows(values)])
         [answer] = answers.to_pylist()
         at = (answer["path"], answer["place"], answer["length"], answer["crc32c"], answer["row_count"])
