@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from tests.integration.orchestration.target_database import Target
 
+_WAIT = 120.0  # seconds that a process may take on a busy machine
 POSTGRES, PARQUET = "postgres", "parquet"
 STEPS = {
     POSTGRES: (*STATE_STEPS, *map(str, Step), BEFORE_COMMIT, COMMITTED, PUBLISHING, COMPLETED),
@@ -146,7 +147,7 @@ class Words:
             killed_state_run.act(run, monkeypatch)
 
     def ended(self, process: forked_processes.ForkedProcess, code: int) -> None:
-        assert process.wait(60) == code, self.said()
+        assert process.wait(_WAIT) == code, self.said()
 
     def killed_or_paused(self, run: Run, *, buries: bool = True) -> forked_processes.ForkedProcess:
         """Start a process, and return it when it has got to its step and is dead, or stopped; then bury it."""
@@ -300,7 +301,7 @@ def words(engine: sa.Engine, database_url: str, tmp_path: Path, target: Target) 
         yield made
     for process in made.paused:
         process.kill()
-        process.wait(60)
+        process.wait(_WAIT)
 
 
 @each_step((PARQUET, COMMITTED, False), (POSTGRES, STATE_STEPS[4], True))
@@ -318,7 +319,7 @@ def test_the_next_attempt_counts_wherever_the_process_of_a_batch_is_killed_or_pa
     if pauses:
         before = words.everything()
         zombie.send_signal(signal.SIGCONT)
-        zombie.wait(60)
+        zombie.wait(_WAIT)
         assert words.everything() == before
     words.complete(3)
     words.check(3)
@@ -346,7 +347,7 @@ def test_another_process_goes_on_with_a_replay_forward_wherever_its_own_is_kille
     if pauses:
         before = words.everything()
         zombie.send_signal(signal.SIGCONT)
-        zombie.wait(60)
+        zombie.wait(_WAIT)
         assert words.everything() == before
     words.complete(4)
     words.check(4)
@@ -384,7 +385,7 @@ def test_a_result_in_the_target_that_the_state_can_not_have_is_logged(words: Wor
     words.complete(3)
     head = state_versions.head_version(words.connection, words.where["pipeline_id"], "counts")
     zombie.send_signal(signal.SIGCONT)
-    zombie.wait(60)
+    zombie.wait(_WAIT)
     with capture_logs() as logged:
         assert follow_targets(words.engine, declare(words.run), words.where["pipeline_id"]) == 0
     [warning] = [entry for entry in logged if entry["event"] == "the target has a result that the output's state lacks"]
