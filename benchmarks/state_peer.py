@@ -32,7 +32,8 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            start_new_session=True,
+            # Not a session of its own: the kernel then ends a stopped process when this one dies.
+            process_group=0,
         )
 
     def __enter__(self) -> Self:

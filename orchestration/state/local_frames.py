@@ -3,8 +3,7 @@
 Spark gives each driver and each executor a directory, tells its Python workers, and deletes it with the process. Owns
 the copies in it. The first batch of a process copies nothing that it reads, because it may be the only one; later
 ones do, all copy what they write, and delete what no version needs any more. A frame without a copy is read from the
-block store: nothing is lost with the copies. Of a state that is encrypted there are none, because others could read
-them.
+block store: nothing is lost with the copies. A state that is encrypted has none, because others could read them.
 """
 
 from __future__ import annotations
