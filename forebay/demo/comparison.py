@@ -1,13 +1,14 @@
 """Compare what the pipeline published with the known answer: pure functions over Arrow tables.
 
 Arrow computes the expected totals per carrier and origin from the data file, with no code in common with the
-pipeline; the counts per carrier are also compared with the constants of `known_answer`. This module must never
-round a difference away: counts and sums agree exactly or not at all.
+pipeline; the counts per carrier are also compared with the constants of `known_answer`. The newest running total of
+each carrier must be the same totals. This module must never round a difference away: counts and sums agree exactly or
+not at all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,15 @@ COLUMNS = {
     "departures": pa.int64(),
     "departure_delay_sum": pa.int64(),
     "departure_delay_mean": pa.float64(),
+}
+
+# `batch_time` is the name of the folder: 20260131T120000Z, which sorts as the times do.
+RUNNING_COLUMNS = {
+    "carrier": pa.string(),
+    "flights": pa.int64(),
+    "departures": pa.int64(),
+    "departure_delay_sum": pa.int64(),
+    "batch_time": pa.string(),
 }
 
 
@@ -73,12 +83,26 @@ class FlightTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningTotal:
+    """Hold the state of a carrier: `delay_sum` is in minutes."""
+
+    flights: int = 0
+    departures: int = 0
+    delay_sum: int = 0
+
+    def is_of(self, totals: FlightTotals) -> bool:
+        """Return whether these are the same counts and the same sum."""
+        return self == RunningTotal(totals.flights, totals.departures, totals.delay_sum)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the comparison. `name` is a carrier, or carrier and origin."""
+    """One line of the comparison. `name` is a carrier, or carrier and origin; the latter has no running total."""
 
     name: str
     published: FlightTotals
     expected: FlightTotals
+    running: RunningTotal | None
     # What differs, in words; empty if all values are equal.
     differences: tuple[str, ...]
 
@@ -127,14 +151,28 @@ def read_published(path: str | Path) -> pa.Table:
 
     Arrow skips names that begin with `_` or `.`, and so skips unpublished attempts.
     """
-    root = Path(path)
-    schema = pa.schema(list(COLUMNS.items()))
+    return _read(Path(path), COLUMNS)
+
+
+def read_running(path: str | Path) -> pa.Table:
+    """Return the same of the running totals, each with its batch's time."""
+    return _read(Path(path), RUNNING_COLUMNS)
+
+
+def _read(root: Path, columns: Mapping[str, pa.DataType]) -> pa.Table:
+    schema = pa.schema(list(columns.items()))
     if not root.is_dir():
         return schema.empty_table()
     import pyarrow.dataset  # noqa: PLC0415  loads pandas, which would take half of every command's start
 
-    dataset = pyarrow.dataset.dataset(root, format="parquet", schema=schema)
-    return dataset.to_table(columns=list(COLUMNS))
+    dataset = pyarrow.dataset.dataset(root, format="parquet", schema=schema, partitioning="hive")
+    return dataset.to_table(columns=list(columns))
+
+
+def running_totals(running: pa.Table) -> dict[str | None, RunningTotal]:
+    """Return the newest total of each carrier (a row per batch, and carrier that occurs in it)."""
+    rows = sorted(running.to_pylist(), key=lambda row: row["batch_time"])
+    return {row["carrier"]: RunningTotal(row["flights"], row["departures"], row["departure_delay_sum"]) for row in rows}
 
 
 def published_totals(published: pa.Table) -> dict[GroupKey, FlightTotals]:
@@ -153,16 +191,49 @@ def published_totals(published: pa.Table) -> dict[GroupKey, FlightTotals]:
     return totals
 
 
-def compare(published: Mapping[GroupKey, FlightTotals], expected: Mapping[GroupKey, FlightTotals]) -> Comparison:
-    """Compare the published totals with the expected ones and with the constants of the known answer."""
+def compare(
+    published: Mapping[GroupKey, FlightTotals],
+    expected: Mapping[GroupKey, FlightTotals],
+    running: Mapping[str | None, RunningTotal],
+) -> Comparison:
+    """Compare the totals and the running totals with the expected ones and with the constants of the known answer."""
     keys = sorted({*published, *expected}, key=lambda key: (key[0] or "~", key[1] or "~"))
     groups = tuple(_row(f"{_text(c)} {_text(o)}", published.get((c, o)), expected.get((c, o))) for c, o in keys)
+    names = sorted({*(key[0] for key in keys), *running}, key=lambda carrier: carrier or "~")
     carriers = tuple(
-        _row(_text(carrier), _of_carrier(published, carrier), _of_carrier(expected, carrier))
-        for carrier in dict.fromkeys(key[0] for key in keys)
+        _with_running(
+            _row(_text(name), _of_carrier(published, name), _of_carrier(expected, name)),
+            running.get(name, RunningTotal()),
+        )
+        for name in names
     )
-    total = _row("all", _sum(published.values()), _sum(expected.values()))
-    return Comparison(carriers, groups, total, tuple(_known_answer_problems(published, expected)))
+    total = _with_running(
+        _row("all", _sum(published.values()), _sum(expected.values())), _sum_running(running.values())
+    )
+    problems = (*_known_answer_problems(published, expected), *_running_problems(running))
+    return Comparison(carriers, groups, total, problems)
+
+
+def _with_running(row: Row, running: RunningTotal) -> Row:
+    differences = row.differences if running.is_of(row.expected) else (*row.differences, "running total")
+    return replace(row, running=running, differences=differences)
+
+
+def _sum_running(parts: Iterable[RunningTotal]) -> RunningTotal:
+    flights = departures = delay_sum = 0
+    for part in parts:
+        flights, departures = flights + part.flights, departures + part.departures
+        delay_sum += part.delay_sum
+    return RunningTotal(flights, departures, delay_sum)
+
+
+def _running_problems(running: Mapping[str | None, RunningTotal]) -> list[str]:
+    counts = {carrier: total.flights for carrier, total in running.items()}
+    return [
+        f"{_text(carrier)}: the running total is {counts.get(carrier, 0):,} flights, the known answer is {known:,}"
+        for carrier in sorted({*counts, *known_answer.FLIGHTS_BY_CARRIER}, key=_text)
+        if counts.get(carrier, 0) != (known := known_answer.FLIGHTS_BY_CARRIER.get(carrier or "", 0))
+    ]
 
 
 def _known_answer_problems(
@@ -196,7 +267,7 @@ def _row(name: str, published: FlightTotals | None, expected: FlightTotals | Non
         differences = ("not known",)
     else:
         differences = published.differences(expected)
-    return Row(name, published or FlightTotals(), expected or FlightTotals(), differences)
+    return Row(name, published or FlightTotals(), expected or FlightTotals(), None, differences)
 
 
 def _of_carrier(totals: Mapping[GroupKey, FlightTotals], carrier: str | None) -> FlightTotals:

@@ -55,14 +55,14 @@ def progress_view(look: ProgressSnapshot, ui_link: str) -> RenderableType:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a table: per carrier the published totals beside the known answer, then each differing group."""
+    """Return a table: per carrier both outputs' totals beside the known answer, then each differing group."""
     agreeing = sum(row.same for row in comparison.groups)
     table = Table(
         title="Flights of 2013 from New York, and their mean departure delay in minutes",
         caption=f"{agreeing} of {len(comparison.groups)} groups by carrier and origin agree exactly",
     )
     table.add_column("carrier", no_wrap=True)
-    for name in ("flights", "known", "mean delay", "known"):
+    for name in ("flights", "running total", "known", "mean delay", "known"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for row in comparison.carriers:
@@ -85,6 +85,7 @@ def _add_row(table: Table, row: Row) -> None:
     table.add_row(
         row.name,
         f"{row.published.flights:,}",
+        "" if row.running is None else f"{row.running.flights:,}",
         f"{row.expected.flights:,}",
         _mean(row.published.delay_mean),
         _mean(row.expected.delay_mean),
@@ -127,6 +128,7 @@ def as_json(comparison: Comparison, timings: Timings) -> Mapping[str, Any]:
             {
                 "carrier": row.name,
                 "flights": row.published.flights,
+                "running_total": None if row.running is None else row.running.flights,
                 "known_flights": row.expected.flights,
                 "departures": row.published.departures,
                 "known_departures": row.expected.departures,

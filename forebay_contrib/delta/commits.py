@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay_contrib.delta.retention import DEFAULTS
 from forebay_contrib.delta.tables import columns_of
+from forebay_contrib.delta.windows import Gone, quoted
 from orchestration.declarations.sink import Committed, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.column_changes import changed_schema
@@ -26,7 +27,7 @@ from orchestration.sinks.file_table import batch_folder
 from orchestration.sinks.parquet_partitions import values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -48,14 +49,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Hold what one try of a commit takes. `token` is its own, by which it is found if its answer was lost."""
+    """Hold what one try of a commit takes. `token` is its own, by which it is found if its answer was lost.
+
+    `newest`: whether to record the batch as the newest one. `windows`: the identities of those that a merge replaces.
+    """
 
     store: FileStore
     files: Sequence[StagedFile]
     attempt: OutputAttempt
     written: Written
     token: str
-    newest: bool = False  # whether to record the batch as the newest one
+    newest: bool = False
+    windows: pa.Table | None = None
 
     def append(self, table: Any, result: pa.Schema, changes: ColumnChanges, *, is_first: bool) -> None:  # noqa: ANN401
         """Add the batch's rows in the place of those that it has; `result`: the files' columns, with the batch time.
@@ -105,16 +110,21 @@ class Commit:
             return False
         before = table.version()
         whole = pa.schema([columns_of(table).field(name) for name in result.names])
-        is_same = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in key)
-        values = {_quoted(name): f"source.{_quoted(name)}" for name in whole.names}
+        values = {quoted(name): _source(name) for name in whole.names}
         # A row without a batch time is another writer's, and stays, as in a PostgresSink.
-        is_older = f"target.{BATCH_TIME} <= source.{BATCH_TIME}"
-        with self._rows(whole) as rows:
+        is_older = f"{_target(BATCH_TIME)} <= {_source(BATCH_TIME)}"
+        with self._rows(whole) as read:
+            gone = Gone() if self.windows is None else Gone.of(table, self.windows, key, self.attempt.batch_time, read)
+            is_same = " AND ".join(f"({_target(name)} {gone.equality} {_source(name)})" for name in key)
+            properties = self._properties()
             merged = table.merge(
-                rows, is_same, source_alias="source", target_alias="target", commit_properties=self._properties()
+                gone.behind(read()), is_same, source_alias="source", target_alias="target", commit_properties=properties
             )
-            nulls = {_quoted(name): "NULL" for name in cleared}
-            merged = merged.when_matched_update({**values, **nulls}, is_older).when_not_matched_insert(values)
+            if (mark := gone.mark(whole.names)) is not None:
+                merged = merged.when_matched_delete(f"{_source(mark)} AND {is_older}")
+            nulls = {quoted(name): "NULL" for name in cleared}
+            merged = merged.when_matched_update({**values, **nulls}, is_older)
+            merged = merged.when_not_matched_insert(values, None if mark is None else f"NOT {_source(mark)}")
             merged.when_not_matched_by_source_delete(f"target.{_is_of(self.attempt)}").execute()
         if table.version() == before:
             # A merge that changes no row makes no commit.
@@ -165,13 +175,13 @@ class Commit:
 
         whole, properties = changed_schema(result, columns_of(table), changes), self._properties()
         schema_mode: Literal["merge"] | None = "merge" if changes.added else None
-        with self._rows(whole) as rows:
+        with self._rows(whole) as read:
             if replaced is None:
-                write_deltalake(table, rows, mode="append", schema_mode=schema_mode, commit_properties=properties)
+                write_deltalake(table, read(), mode="append", schema_mode=schema_mode, commit_properties=properties)
                 return
             write_deltalake(
                 table,
-                rows,
+                read(),
                 mode="overwrite",
                 predicate=replaced or None,
                 schema_mode=schema_mode,
@@ -179,8 +189,8 @@ class Commit:
             )
 
     @contextmanager
-    def _rows(self, whole: pa.Schema) -> Iterator[pa.RecordBatchReader]:
-        """Give the rows of the files with all columns: those of partitions from the log, and null for missing ones.
+    def _rows(self, whole: pa.Schema) -> Iterator[Callable[[], pa.RecordBatchReader]]:
+        """Give what reads the files with all columns: those of partitions from the log, and null for missing ones.
 
         From local copies: deltalake reads them on a thread on which its own client of an object store can't wait.
         """
@@ -198,7 +208,7 @@ class Commit:
                     for batch in pq.ParquetFile(copy).iter_batches():
                         yield _with_all(batch, whole, values_of(file.part))
 
-            yield pa.RecordBatchReader.from_batches(whole, batches())
+            yield lambda: pa.RecordBatchReader.from_batches(whole, batches())
 
     def _additions(self) -> list[Any]:
         from deltalake.transaction import AddAction  # noqa: PLC0415
@@ -312,9 +322,12 @@ def _is_of(attempt: OutputAttempt) -> str:
     return f"{BATCH_TIME} = '{attempt.batch_time.astimezone(UTC).isoformat()}'"
 
 
-def _quoted(column: str) -> str:
-    """Return a column's name as deltalake's SQL has it, which folds those without quotes to lower case."""
-    return '"' + column.replace('"', '""') + '"'
+def _source(column: str) -> str:
+    return f"source.{quoted(column)}"
+
+
+def _target(column: str) -> str:
+    return f"target.{quoted(column)}"
 
 
 def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN401

@@ -39,7 +39,7 @@ from orchestration.sinks.declared_directory import check_directory, directory_pl
 from orchestration.sinks.file_table import FileTableSink
 from orchestration.sinks.parquet_staging import staged_files, with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, checked_choice, declared_choice
-from orchestration.sinks.table_columns import Mode, check_key, checked_mode, declared_mode
+from orchestration.sinks.table_columns import Mode, can_replace, check_key, checked_mode, declared_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,6 +157,10 @@ class DeltaSink(FileTableSink):
         """Return the newest attempt at this batch in the table, if the driver log knows its run."""
         return committed_in(self._table(attempt.name), attempt)
 
+    def replaces(self, columns: Sequence[str]) -> bool:
+        """Return whether the sink merges by a key that has these columns."""
+        return can_replace(self.mode, self.key, columns)
+
     def upkeep(self, turn: Upkeep) -> Figures:
         """Merge the table's small files, and delete what nothing needs any more."""
         from deltalake.exceptions import DeltaError  # noqa: PLC0415
@@ -266,6 +270,7 @@ class DeltaSink(FileTableSink):
         schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
+        windows: pa.Table | None,
     ) -> bool:
         from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
@@ -273,7 +278,7 @@ class DeltaSink(FileTableSink):
         self._check_same(connection.table, table, attempt.name)
         version = None if table is None else table.version()
         newest = self.mode == "overwrite" and (table is None or is_newest(table, attempt))
-        commit = Commit(store, files, attempt, written, secrets.token_hex(8), newest)
+        commit = Commit(store, files, attempt, written, secrets.token_hex(8), newest, windows)
         whole = with_batch_time(schema)
         try:
             if table is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay_contrib.iceberg.data_files import columns_by_id, deleted_rows, name_of, opened, rows_of
 from orchestration.sinks.batch_column import BATCH_TIME
+from orchestration.sinks.file_table import is_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,11 +45,15 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Hold the files that the tasks wrote, and the folder of the attempt in the store."""
+    """Hold the files that the tasks wrote, and the folder of the attempt in the store.
+
+    `windows`: the identities of those whose rows a merge replaces.
+    """
 
     files: Sequence[StagedFile]
     folder: str
     time: datetime
+    windows: pa.Table | None = None
 
 
 def append(table: Table, files: DataFiles, batch: Batch) -> Replacement:
@@ -79,7 +84,7 @@ def replace_all(table: Table, files: DataFiles, batch: Batch) -> Replacement:
 
 
 def merge(table: Table, files: DataFiles, batch: Batch, key: Sequence[str], kept: Sequence[str]) -> Replacement:
-    """Replace the rows of the batch's keys, except those that a newer batch has written, and the batch's of before.
+    """Replace the rows of the batch's keys and windows, except those of newer batches, and the batch's of before.
 
     The batch has each key once, and none that is null. `kept`: columns that its files lack, and whose values its rows
     take from those that they replace.
@@ -90,12 +95,15 @@ def merge(table: Table, files: DataFiles, batch: Batch, key: Sequence[str], kept
     lost = np.zeros(staged.num_rows, dtype=bool)
     before = _Before(kept, staged.num_rows)
     found = Replacement()
-    for task in table.scan(row_filter=_may_have(table, staged, key, batch.time)).plan_files():
+    for task in table.scan(row_filter=_may_have(table, staged, key, batch)).plan_files():
         there = _Rows.of(task, files, [*key, *kept])
         rows, numbers = there.with_keys(staged, key)
-        newer = there.is_newer(batch.time)[rows]
+        all_newer = there.is_newer(batch.time)
+        newer = all_newer[rows]
         lost[numbers[newer]] = True
         gone = there.of_batch(batch.time)
+        if batch.windows is not None:
+            gone |= there.of_windows(batch.windows) & ~all_newer
         gone[rows[~newer]] = True
         before.add(there, rows[~newer], numbers[~newer])
         _leave(there, gone, files, batch, found)
@@ -160,6 +168,11 @@ class _Rows:
         """Return whether each row is of a newer batch, or of none: others have written it."""
         found: np.ndarray = ~_true(_compare("less_equal", self.columns[BATCH_TIME], time))
         return found
+
+    def of_windows(self, windows: pa.Table) -> np.ndarray:
+        """Return whether each row is of one of the windows."""
+        there = self.columns.select(windows.column_names)
+        return is_of(there, windows.cast(there.schema))
 
     def with_keys(self, staged: pa.Table, key: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the rows that are there and have a key of the batch, and those of the batch's rows."""
@@ -256,23 +269,35 @@ def _true(column: Any) -> np.ndarray:  # noqa: ANN401
     return found
 
 
-def _may_have(table: Table, staged: pa.Table, key: Sequence[str], time: datetime) -> BooleanExpression:
-    """Return a filter of the files that may have a key of the batch, or rows of it."""
+def _may_have(table: Table, staged: pa.Table, key: Sequence[str], batch: Batch) -> BooleanExpression:
+    """Return a filter of the files that may have a key of the batch, or rows of it or of its windows."""
     from pyiceberg.expressions import AlwaysTrue, And, EqualTo, Or  # noqa: PLC0415
 
-    of_batch = EqualTo(term=BATCH_TIME, value=time.isoformat())
-    if not staged.num_rows or not {*key} <= {*table.schema().column_names}:
-        return of_batch
-    of_keys: BooleanExpression = AlwaysTrue()
-    for name in key:
-        of_keys = And(of_keys, _values(staged[name], name))
-    return Or(of_batch, of_keys)
+    found: BooleanExpression = EqualTo(term=BATCH_TIME, value=batch.time.isoformat())
+    for values in (staged.select(list(key)), batch.windows):
+        if values is None or not values.num_rows or not {*values.column_names} <= {*table.schema().column_names}:
+            continue
+        of_values: BooleanExpression = AlwaysTrue()
+        for name in values.column_names:
+            of_values = And(of_values, _values(values[name], name))
+        found = Or(found, of_values)
+    return found
 
 
 def _values(column: pa.ChunkedArray, name: str) -> BooleanExpression:
     import pyarrow.compute as pc  # noqa: PLC0415
-    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, In, LessThanOrEqual  # noqa: PLC0415
+    from pyiceberg.expressions import (  # noqa: PLC0415
+        AlwaysTrue,
+        And,
+        GreaterThanOrEqual,
+        In,
+        IsNull,
+        LessThanOrEqual,
+        Or,
+    )
 
+    if column.null_count:
+        return Or(IsNull(term=name), _values(column.drop_null(), name))
     try:
         values = pc.unique(column)
         if len(values) <= _MOST_KEYS:

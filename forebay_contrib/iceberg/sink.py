@@ -48,7 +48,7 @@ from orchestration.sinks.column_changes import ColumnChanges, checked_policy, de
 from orchestration.sinks.file_table import FileTableSink, batch_folder
 from orchestration.sinks.parquet_staging import staged_files, with_batch_time
 from orchestration.sinks.refused_rows import OnBadRows, RefusedRowsError, checked_choice, declared_choice
-from orchestration.sinks.table_columns import Mode, check_key, checked_mode, declared_mode, fields_in
+from orchestration.sinks.table_columns import Mode, can_replace, check_key, checked_mode, declared_mode, fields_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -160,6 +160,10 @@ class IcebergSink(FileTableSink):
             return None
         return Committed(int(found[ATTEMPT]), written_by(found))
 
+    def replaces(self, columns: Sequence[str]) -> bool:
+        """Return whether the sink merges by a key that has these columns."""
+        return can_replace(self.mode, self.key, columns)
+
     def upkeep(self, turn: Upkeep) -> Figures:
         """Merge the table's small files, expire snapshots, and delete what none needs any more."""
         with self._connect(turn.name) as catalog:
@@ -259,6 +263,7 @@ class IcebergSink(FileTableSink):
         schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
+        windows: pa.Table | None,
     ) -> bool:
         from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
 
@@ -278,7 +283,7 @@ class IcebergSink(FileTableSink):
         columns = change(transaction, changes, schema)
         parting = PartitionedRows.of(table.spec(), columns, None)
         data_files = DataFiles(table, columns, parting, store)
-        batch = Batch(files, f"{batch_folder(attempt)}/attempt{attempt.attempt}-replaced", attempt.batch_time)
+        batch = Batch(files, f"{batch_folder(attempt)}/attempt{attempt.attempt}-replaced", attempt.batch_time, windows)
         replacement = Replacement()
         if self.mode == "merge":
             replacement = merge(table, data_files, batch, self.key, kept_by(changes, table, self.columns))

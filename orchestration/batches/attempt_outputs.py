@@ -26,6 +26,7 @@ from tracker_store.schema.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
 
     from orchestration.declarations.pipeline import Output
     from orchestration.declarations.sink import Column
@@ -73,12 +74,17 @@ class OutputResult:
 
 @dataclass(frozen=True, slots=True)
 class ChangedState:
-    """Count what a batch made of a state; `keys`, all that have a value, is None if it is not known."""
+    """Count what a batch made of a state; `keys`, all that have a value, is None if it is not known.
+
+    Of an output by event time also how many records were `late`, and the `watermark` after the batch, if there is one.
+    """
 
     changed: int
     deleted: int
     keys: int | None
     bytes: int
+    watermark: datetime | None = None
+    late: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

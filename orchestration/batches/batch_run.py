@@ -8,7 +8,7 @@ that an earlier attempt has committed is published again, not computed again.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -130,6 +130,7 @@ def replay_batch(
     outputs: Sequence[str] = (),
     failed_outputs_only: bool = False,
     forward: int | None = None,
+    process_id: int | None = None,
     run_id: str,
     settings: Settings,
     session: Callable[[], SparkSession],
@@ -139,8 +140,9 @@ def replay_batch(
 
     With `failed_outputs_only`, replaces nothing: runs only those that have no result. Leaves out an output that is not
     due in this batch. A failure leaves the batch, and the outputs that were not replaced yet, as they were. `forward`
-    is the replay forward of the only one of `outputs`, which has a state. Raises as `run_batch`, and
-    BlocksNotRetainedError and StatefulReplayError before it writes anything.
+    is the replay forward of the only one of `outputs`, which has a state, and `process_id` this process, if it has a
+    heartbeat already. Raises as `run_batch`, and BlocksNotRetainedError and StatefulReplayError before it writes
+    anything.
     """
 
     def claim(connection: sa.Connection, pipeline_id: int, process_id: int) -> _Attempt:
@@ -172,7 +174,15 @@ def replay_batch(
             forward=forward,
         )
 
-    return _carry_out(pipeline, batch_time, claim, settings=settings, session=session, on_committed=on_committed)
+    return _carry_out(
+        pipeline,
+        batch_time,
+        claim,
+        settings=settings,
+        session=session,
+        on_committed=on_committed,
+        process_id=process_id,
+    )
 
 
 def _due_outputs(
@@ -191,6 +201,7 @@ def _carry_out(
     settings: Settings,
     session: Callable[[], SparkSession],
     on_committed: Callable[[OutputResult], None],
+    process_id: int | None = None,
 ) -> list[OutputResult]:
     engine = create_engine(
         settings.require_database_url(),
@@ -200,9 +211,14 @@ def _carry_out(
     )
     spark = _Spark(session)
     try:
-        with heartbeats(engine, name=f"{pipeline.name} {batch_time.isoformat()}") as process_id:
+        beating = (
+            heartbeats(engine, name=f"{pipeline.name} {batch_time.isoformat()}")
+            if process_id is None
+            else nullcontext(process_id)
+        )
+        with beating as process:
             with connect(engine) as connection:
-                attempt = claim(connection, get_pipeline(connection, pipeline.name).pipeline_id, process_id)
+                attempt = claim(connection, get_pipeline(connection, pipeline.name).pipeline_id, process)
             log.info(
                 "batch claimed",
                 pipeline=pipeline.name,

@@ -8,6 +8,7 @@ batches whose last attempt failed. It only reads from the target.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from orchestration.batches.publishing import publish
 from orchestration.declarations.sink import OutputAttempt
 from tracker_store.batches import batches, outputs
 from tracker_store.connection.engine import connect
+from tracker_store.connection.errors import StateMovedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,10 +72,12 @@ def follow_targets(
         if time.monotonic() > give_up_at:
             log.warning("asked targets for long enough, the rest comes later", pipeline=pipeline.name)
             break
+        about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
         try:
             followed += _follow(engine, by_name[name], pipeline_id, batch_time)
+        except StateMovedError as refusal:
+            log.warning("the target has a result that the output's state lacks", error=str(refusal), **about)
         except Exception as error:  # noqa: BLE001  a target's client may raise anything
-            about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
             log.warning("could not adopt an output's commit from its target", error=str(error), **about)
     return followed
 
@@ -81,18 +85,23 @@ def follow_targets(
 def follow_output(engine: sa.Engine, output: Output, pipeline_id: int, *, before: datetime | None = None) -> int:
     """Do the same for one output, its oldest batch first, of those before a time; raises what a target raises.
 
-    An output with a state needs it at once: what goes on without a batch leaves that out for ever.
+    An output with a state needs it at once: what goes on without a batch leaves that out for ever. A result that the
+    state can't have is left to `follow_targets`, which logs it.
     """
     if not output.sink.commits:
         return 0
     with connect(engine) as connection:
         left = to_follow(connection, pipeline_id, [output], within=FOLLOWED_LATER_FOR)
     times = sorted(batch_time for _, batch_time in left if before is None or batch_time < before)
-    return sum(_follow(engine, output, pipeline_id, batch_time) for batch_time in times)
+    followed = 0
+    for batch_time in times:
+        with suppress(StateMovedError):
+            followed += _follow(engine, output, pipeline_id, batch_time)
+    return followed
 
 
 def _follow(engine: sa.Engine, output: Output, pipeline_id: int, batch_time: datetime) -> bool:
-    """Ask the target about one batch; return whether the row was written."""
+    """Ask the target about one batch; return whether the row was written. Raises StateMovedError."""
     name, pipeline = output.name, output.pipeline.name
     with connect(engine) as connection:
         runs = batches.runs_of_batch(connection, pipeline_id, batch_time)

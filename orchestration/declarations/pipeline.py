@@ -646,7 +646,7 @@ class Pipeline:
             if output_name in RESERVED_OUTPUTS:
                 message = f"{where}: the name is Forebay's own ({', '.join(sorted(RESERVED_OUTPUTS))}); choose another"
                 raise DeclarationError(message)
-            self._check_inputs(where, plain)
+            entries = self._checked_inputs(where, plain)
             if not isinstance(sink, Sink):
                 message = f"{where}: sink={sink!r} is no sink: give one, as ParquetSink('data/{output_name}')"
                 raise DeclarationError(message)
@@ -657,7 +657,7 @@ class Pipeline:
             elif late is not None:
                 message = f"{where}: late=: only outputs by event time have late records: leave it out"
                 raise DeclarationError(message)
-            output = Output(self, function, self._in_calendar(where, plain), sink, output_name, state, event)
+            output = Output(self, function, self._in_calendar(where, entries), sink, output_name, state, event)
             self._check_windows(where, output)
             sink.in_timezone(self.timezone)
             self.outputs[output_name] = output
@@ -672,10 +672,11 @@ class Pipeline:
 
         return declare
 
-    def _check_inputs(self, where: str, inputs: Sequence[object]) -> None:
+    def _checked_inputs(self, where: str, inputs: Sequence[object]) -> list[Stream | Window]:
         if not inputs:
             message = f"{where} has no input: name the streams that it reads, inputs=[...]"
             raise DeclarationError(message)
+        found: list[Stream | Window] = []
         for entry in inputs:
             if not isinstance(entry, Stream | Window):
                 message = (
@@ -683,6 +684,8 @@ class Pipeline:
                     "and not its name"
                 )
                 raise DeclarationError(message)
+            found.append(entry)
+        return found
 
     def _declare_late(self, output: Output, sink: Sink) -> None:
         """Declare the output of the records that are too late for another one. It has a watermark of its own."""

@@ -46,7 +46,7 @@ class ReplayedBatch:
         return [result for result in self.results if result.seconds is not None]
 
 
-def _unreported(_: datetime, __: OutputResult) -> None:
+def unreported(_: datetime, __: OutputResult) -> None:
     """Report no result."""
 
 
@@ -65,7 +65,7 @@ def replay_batches(
     run_id: str,
     settings: Settings,
     session: Callable[[], SparkSession],
-    on_committed: Callable[[datetime, OutputResult], None] = _unreported,
+    on_committed: Callable[[datetime, OutputResult], None] = unreported,
 ) -> Iterator[ReplayedBatch]:
     """Replay each of `times`, whether or not others fail or are refused. Raises ReplayError for unknown outputs.
 

@@ -30,26 +30,38 @@ REPLAY_TAG = "forebay/replay"
 REQUEST_TAG = "forebay/replay_request"
 # The tag of a run that is launched again once if its process is lost: nothing but the batch sensor follows it.
 AGAIN_TAG = "forebay/replay_again"
+# The tag of a run of a replay forward, with the replay's id.
+STATE_REPLAY_TAG = "forebay/state_replay"
 # The tag of the run that follows a lost one, with that one's id.
 FOLLOWS_TAG = "forebay/replay_follows"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Ask for a replay of a pipeline's batches; without `outputs`: of all outputs."""
+    """Ask for a replay of a pipeline's batches; without `outputs`: of all outputs.
+
+    `forward`: of one output with a state, begin at the choice's `from_time` and run every later batch too.
+    `state_replay`: carry on this replay forward, which has begun; nothing else is said then.
+    """
 
     pipeline: str
     choice: ReplayChoice
     outputs: tuple[str, ...] = ()
+    forward: bool = False
+    state_replay: int | None = None
 
     def config(self) -> dict[str, object]:
         """Return the configuration of the replay job's op."""
+        if self.state_replay is not None:
+            return {"state_replay": self.state_replay}
         times = {"from_time": self.choice.from_time, "to_time": self.choice.to_time}
         return {
             **{name: "" if time is None else time.isoformat() for name, time in times.items()},
             "outputs": list(self.outputs),
             "failed_outputs_only": self.choice.failed_outputs_only,
             "quarantined": self.choice.quarantined,
+            # Not said otherwise: a code server of the version before knows no such field.
+            **({"forward": True} if self.forward else {}),
         }
 
     def tags(self) -> dict[str, str]:

@@ -26,13 +26,14 @@ from orchestration.declarations.sink import (
 from orchestration.sinks.parquet_names import batch_stamp
 from orchestration.sinks.parquet_staging import ParquetStaging, staged_files
 from orchestration.sinks.refused_files import show
-from orchestration.sinks.table_columns import arrow_schema, inner_names, refuse_table
+from orchestration.sinks.table_columns import arrow_schema, inner_names, refuse_table, replaced_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from datetime import datetime
 
+    import numpy as np
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 #: How many times a commit is tried, because other writers' commits may come first.
 _TRIES = 20
+# Number of a row; no column of a table has a name that begins so.
+_NUMBER = "\0number"
 # What a commit says of the files of an attempt: their store's place, and their folder there.
 _LOCATION = re.compile(r"(.*)/([^/]+/[^/]+/attempt\d+-[0-9a-f]{8})", re.DOTALL)
 
@@ -122,10 +125,12 @@ class FileTableSink(Sink):
         schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
+        windows: pa.Table | None,
     ) -> bool:
         """Commit files of `store` to the current table, with what `written` says.
 
-        Return False if another commit came first. `schema`: the columns of the files. Raises AttemptOutdatedError.
+        Return False if another commit came first. `schema`: the columns of the files. `windows`: the identities of
+        those whose rows are replaced, each once, for a sink that `replaces` them. Raises AttemptOutdatedError.
         """
 
     @property
@@ -135,8 +140,11 @@ class FileTableSink(Sink):
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Let the tasks write files, and commit them to the table."""
+        import pyarrow as pa  # noqa: PLC0415
+
         with self._connect(attempt.name) as connection:
             schema = self._columns(result.schema, attempt.name)
+            of_windows = replaced_columns(self, result.schema, attempt)
             store = self._prepare(connection, schema, attempt)
             self.reached(Step.PREPARED)
             own = f"{batch_folder(attempt)}/attempt{attempt.attempt}-{secrets.token_hex(4)}"
@@ -147,8 +155,9 @@ class FileTableSink(Sink):
             # Publishing finds the refused rows where the commit says.
             location = f"{store.place}/{own}" if self.publishes else self.target
             result_of = Written(location, staged.rows, staged.refused)
+            windows = _windows(attempt, pa.schema([schema.field(name) for name in of_windows]))
             self.reached(Step.STAGED)
-            self._commit(connection, store, staged.files, of_files, attempt, result_of)
+            self._commit(connection, store, staged.files, of_files, attempt, result_of, windows)
         self.reached(Step.COMMITTED)
         if not self.publishes:
             # What an earlier attempt refused under another declaration.
@@ -203,9 +212,10 @@ class FileTableSink(Sink):
         schema: pa.Schema,
         attempt: OutputAttempt,
         written: Written,
+        windows: pa.Table | None,
     ) -> None:
         for _ in range(_TRIES):
-            if self._try_commit(connection, store, files, schema, attempt, written):
+            if self._try_commit(connection, store, files, schema, attempt, written, windows):
                 return
         raise SinkError(
             f"{attempt.name}: {_TRIES} commits to the {self.format} table {self.target} conflicted with other commits: "
@@ -223,3 +233,34 @@ class FileTableSink(Sink):
 def batch_folder(attempt: OutputAttempt) -> str:
     """Return the folder, below the table's directory, of all attempts at a batch of an output."""
     return f"{attempt.pipeline}.{attempt.output}/{attempt.pipeline_id}-{batch_stamp(attempt.batch_time)}"
+
+
+def _windows(attempt: OutputAttempt, columns: pa.Schema) -> pa.Table | None:
+    """Return the identities of the windows that an attempt replaces, each once; None: it replaces none.
+
+    The commit compares them in this process with the table's rows, as it does the keys of the result.
+    """
+    if attempt.replaced is None:
+        return None
+    return attempt.replaced.toArrow().cast(columns).group_by(columns.names).aggregate([])
+
+
+def is_of(rows: pa.Table, others: pa.Table) -> np.ndarray:
+    """Return whether each row has the values of one of the other rows, in the columns of these; a null equals a null.
+
+    The columns have the same types in both.
+    """
+    import numpy as np  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    # A join finds no null equal to another. So it is of numbers: a null has one if it is among the others.
+    values = {name: pc.unique(others[name]) for name in others.column_names}
+    here, there = (
+        pa.table({name: pc.index_in(table[name], value_set=found) for name, found in values.items()})
+        for table in (rows, others)
+    )
+    numbered = here.append_column(_NUMBER, pa.array(np.arange(rows.num_rows)))
+    found = np.zeros(rows.num_rows, dtype=bool)
+    found[numbered.join(there, [*values], join_type="left semi")[_NUMBER].to_numpy()] = True
+    return found

@@ -102,15 +102,20 @@ class _BucketReader:
         import pyarrow as pa  # noqa: PLC0415
 
         from orchestration.state.bucketed_rows import buckets_of  # noqa: PLC0415
+        from orchestration.state.local_frames import bucket_copies  # noqa: PLC0415
         from orchestration.state.state_rows import all_rows, frame_schema, rows_of_groups, rows_of_keys  # noqa: PLC0415
-        from orchestration.state.state_segments import read_frame  # noqa: PLC0415
 
         whole = frame_schema(self.schema)
         of_keys = pa.schema([whole.field(number) for number in range(1 + len(self.schema.group))])
         store = self.place.open()
         for bucket in buckets_of(batches, of_keys):
-            frames = self.frames.get(bucket.bucket, ())
-            tables = [read_frame(store, frame, whole) for frame in frames]
+            frames = self.frames.get(bucket.bucket)
+            if frames is None:
+                continue
+            folder = frames[-1].path.rpartition("/")[0]
+            copies = bucket_copies(self.place, store, whole, folder, bucket.bucket, begins=not self.takes_all)
+            tables = copies.read(frames)
+            copies.delete_others(frames)
             if self.takes_all:
                 found = all_rows(self.schema, tables, self.batch_time)
             else:

@@ -36,6 +36,9 @@ _TIME = pa.timestamp("us", "UTC")
 # What Python's times can hold. Nothing lives so long that a later time matters.
 _FIRST, _LAST = microseconds(datetime.min.replace(tzinfo=UTC)), microseconds(datetime.max.replace(tzinfo=UTC))
 _LONGEST_KEY = 200  # characters of a key in a message
+# A frame with more rows than this for each key that is looked for is searched, and not read: a search costs about as
+# much as a look at as many rows.
+_LARGE = 16
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -78,8 +81,10 @@ def all_rows(
     schema: StateSchema, frames: Sequence[pa.Table], batch_time: datetime, *, more: Sequence[str] = ()
 ) -> list[pa.Table]:
     """Return every live row of a bucket as ``rows_of_keys`` does; `more`: and these columns of a frame."""
-    newest = newest_rows([frame.select(schema.key_names) for frame in frames])
-    return _given(schema, _taken(frames, newest), batch_time, more)
+    if len(frames) <= 1:
+        return _given(schema, frames, batch_time, more)
+    whole = pa.concat_tables(frames)
+    return _given(schema, [whole.take(pa.array(newest_rows(schema, whole)))], batch_time, more)
 
 
 def rows_of_keys(
@@ -101,27 +106,53 @@ def rows_of_keys(
         batch_time: a key expires when its time is not after it.
         with_expired: whether expired keys are looked for.
     """
-    names = schema.key_names
     wanted = [] if keys is None else [_hashes(keys)]
     if with_expired:
         wanted += [_hashes(frame)[_are_expired(frame, batch_time)] for frame in frames]
     hashes = np.unique(np.concatenate(wanted)) if wanted else np.empty(0, np.int64)
-    if not hashes.size:
+    if not hashes.size or not frames:
         return []
-    found = [frame.take(pa.array(_positions(_hashes(frame), hashes))) for frame in frames]
+    found = _rows_of_hashes(frames, hashes)
+    found = found.take(pa.array(newest_rows(schema, found)))
     # Keys of the same hash that were not asked for are among them.
-    asked = [] if keys is None else [keys.select(names)]
-    grouped = _grouped([*(table.select(names) for table in found), *asked], found_in=len(found))
-    newest = np.sort(_numbers(grouped["row_max"].drop_null()))
-    is_asked = np.zeros(sum(table.num_rows for table in found), np.bool_)
-    is_asked[_numbers(grouped.filter(grouped["asked_max"])["row_max"].drop_null())] = True
-    chosen = []
-    for table, (first, rows) in zip(found, _split(found, newest), strict=True):
-        is_wanted = is_asked[rows + first]
-        if with_expired:
-            is_wanted |= _are_expired(table, batch_time)[rows]
-        chosen.append(table.take(pa.array(rows[is_wanted])))
-    return _given(schema, chosen, batch_time)
+    is_wanted = _are_among(schema, found, keys)
+    if with_expired:
+        is_wanted |= _are_expired(found, batch_time)
+    return _given(schema, [found if is_wanted.all() else found.filter(pa.array(is_wanted))], batch_time)
+
+
+def _rows_of_hashes(frames: Sequence[pa.Table], hashes: Rows) -> pa.Table:
+    """Return the rows that have one of some hashes, which are in order and each there once; the oldest frame's first.
+
+    A large frame is searched, and only the found rows are read of it; small ones are looked through together.
+    """
+    found, small = [], list(frames)
+    while small and small[0].num_rows > _LARGE * hashes.size:
+        frame = small.pop(0)
+        found.append(frame.take(pa.array(_positions(_hashes(frame), hashes))))
+    if small:
+        together = pa.concat_tables(small)
+        is_wanted = pc.is_in(pa.array(_hashes(together)), value_set=pa.array(hashes))
+        found.append(together.take(pa.array(np.flatnonzero(is_wanted))))
+    return pa.concat_tables(found)
+
+
+def _are_among(schema: StateSchema, rows: pa.Table, keys: pa.Table | None) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each row, each of another key, whether its key is among some, where a key may be several times."""
+    is_among = np.zeros(rows.num_rows, np.bool_)
+    if keys is None or not keys.num_rows:
+        return is_among
+    ordered = np.argsort(_hashes(keys), kind="stable")
+    hashes, names = _hashes(keys)[ordered], schema.key_names
+    at = np.minimum(np.searchsorted(hashes, _hashes(rows)), hashes.size - 1)
+    has_hash = hashes[at] == _hashes(rows)
+    is_among |= has_hash & _are_equal(rows.select(names), keys.select(names).take(pa.array(ordered[at])))
+    if (left := np.flatnonzero(has_hash & ~is_among)).size:
+        # The first key of the hash is another one; there may be more.
+        same = keys.filter(pa.array(np.isin(_hashes(keys), _hashes(rows)[left])))
+        grouped = _grouped([rows.take(pa.array(left)).select(names), same.select(names)], found_in=1)
+        is_among[left[_numbers(grouped.filter(grouped["asked_max"])["row_max"].drop_null())]] = True
+    return is_among
 
 
 def rows_of_groups(
@@ -135,12 +166,11 @@ def rows_of_groups(
     if with_expired:
         wanted += [_hashes(frame)[_are_expired(frame, batch_time)] for frame in frames]
     hashes = np.unique(np.concatenate(wanted))
-    found = [frame.take(pa.array(_positions(_hashes(frame), hashes))) for frame in frames]
-    newest = _taken(found, newest_rows([table.select(schema.key_names) for table in found]))
-    live = [table.filter(pc.invert(table[DELETED])) for table in newest]
-    if not any(table.num_rows for table in live):
+    if not hashes.size or not frames:
         return []
-    rows = pa.concat_tables(live).combine_chunks()
+    found = _rows_of_hashes(frames, hashes)
+    rows = found.take(pa.array(newest_rows(schema, found)))
+    rows = rows.filter(pc.invert(rows[DELETED])).combine_chunks()
     asked = [groups.select(schema.group_names)]
     if with_expired:
         asked.append(rows.select(schema.group_names).filter(pa.array(_are_expired(rows, batch_time))))
@@ -193,16 +223,12 @@ def next_frame(
     if not is_full:
         rows = _sorted(delta) if delta.num_rows else None
         return NextFrame(rows, is_full, changed, deletions, None, _first_expiry(delta))
-    newest = _taken([*frames, delta], newest_rows([table.select(schema.key_names) for table in [*frames, delta]]))
-    live, expired = [], 0
-    for number, table in enumerate(newest):
-        kept = table.filter(pc.invert(table[DELETED]))
-        if number < len(frames):
-            is_expired = _are_expired(kept, clock or batch_time)
-            expired += int(is_expired.sum())
-            kept = kept.filter(pa.array(~is_expired)) if is_expired.any() else kept
-        live.append(kept)
-    rows = _sorted(pa.concat_tables(live))
+    whole = pa.concat_tables([*frames, _sorted(delta)])
+    newest = newest_rows(schema, whole)
+    is_live = ~whole[DELETED].to_numpy()[newest]
+    is_expired = _are_expired(whole, clock or batch_time)[newest] & is_live & (newest < whole.num_rows - delta.num_rows)
+    expired = int(is_expired.sum())
+    rows = whole.take(pa.array(newest[is_live & ~is_expired])).combine_chunks()
     count = rows.num_rows
     if not count and frames:
         # A frame has a row: a deleted one says that there is no other.
@@ -211,14 +237,39 @@ def next_frame(
     return NextFrame(written, is_full, changed, deletions + expired, count, _first_expiry(rows))
 
 
-def newest_rows(frames: Sequence[pa.Table]) -> list[Rows]:
-    """Return of each frame, oldest first, the rows of keys that no later frame has. The tables have only the key."""
-    if len(frames) == 1:
-        return [np.arange(frames[0].num_rows, dtype=np.int64)]
-    if not frames:
-        return []
-    grouped = _grouped(frames, found_in=len(frames))
-    return [rows for _, rows in _split(frames, np.sort(_numbers(grouped["row_max"])))]
+def newest_rows(schema: StateSchema, whole: pa.Table) -> Rows:
+    """Return the last row of each key, in the order of ``HASH``, of frames that follow one another, the oldest first.
+
+    Rows of one hash are next to each other in that order, so that almost no key is compared with another one.
+    """
+    hashes = _hashes(whole)
+    # Merges the frames, each of which is in order.
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    older = np.flatnonzero(hashes[1:] == hashes[:-1])
+    if not older.size:
+        return order
+    is_newest = np.ones(order.size, np.bool_)
+    is_newest[older] = False
+    keys = whole.select(schema.key_names)
+    is_same = _are_equal(keys.take(pa.array(order[older])), keys.take(pa.array(order[older + 1])))
+    if not is_same.all():
+        of_several = np.flatnonzero(np.isin(hashes, hashes[older[~is_same]]))
+        grouped = _grouped([keys.take(pa.array(order[of_several]))], found_in=1)
+        is_newest[of_several] = False
+        is_newest[of_several[_numbers(grouped["row_max"])]] = True
+    return order[is_newest]
+
+
+def _are_equal(one: pa.Table, other: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each row whether two tables have the same values in it; a null is a value."""
+    found = np.ones(one.num_rows, np.bool_)
+    for left, right in zip(one.columns, other.columns, strict=True):
+        is_equal = pc.fill_null(pc.equal(left, right), False)  # noqa: FBT003  a value
+        if left.null_count and right.null_count:
+            is_equal = pc.or_(is_equal, pc.and_(pc.is_null(left), pc.is_null(right)))
+        found &= is_equal.to_numpy()
+    return found
 
 
 def _grouped(keys: Sequence[pa.Table], *, found_in: int) -> pa.Table:
@@ -233,22 +284,6 @@ def _grouped(keys: Sequence[pa.Table], *, found_in: int) -> pa.Table:
         first += table.num_rows if is_found else 0
     columns = [name for name in tables[0].column_names if name not in ("row", "asked")]
     return pa.concat_tables(tables).group_by(columns, use_threads=False).aggregate([("row", "max"), ("asked", "max")])
-
-
-def _split(tables: Sequence[pa.Table], rows: Rows) -> Iterable[tuple[int, Rows]]:
-    """Yield of each table its number of rows before it, and which of the rows, of all together, are in it."""
-    first = 0
-    for table in tables:
-        begin, end = np.searchsorted(rows, [first, first + table.num_rows])
-        yield first, rows[begin:end] - first
-        first += table.num_rows
-
-
-def _taken(tables: Sequence[pa.Table], rows: Sequence[Rows]) -> list[pa.Table]:
-    return [
-        table if len(chosen) == table.num_rows else table.take(pa.array(chosen))
-        for table, chosen in zip(tables, rows, strict=True)
-    ]
 
 
 def _given(

@@ -217,12 +217,13 @@ class _BucketWriter:
 
     def _answer(self, store: BlockStore, segment: StateSegment, bucket: BucketRows, whole: pa.Schema) -> dict[str, Any]:
         """Take what is written of one bucket into the segment; return the row of the answer."""
+        from orchestration.state.local_frames import bucket_copies  # noqa: PLC0415
         from orchestration.state.state_rows import next_frame  # noqa: PLC0415
-        from orchestration.state.state_segments import read_frame  # noqa: PLC0415
 
         is_full = bucket.bucket in self.full
         number = bucket.bucket
-        tables = [read_frame(store, frame, whole) for frame in self.full.get(number, ())]
+        copies = bucket_copies(self.place, store, whole, self.folder, number, begins=False)
+        tables = copies.read(self.full.get(number, ()))
         made = next_frame(
             self.schema,
             tables,
@@ -244,5 +245,6 @@ class _BucketWriter:
         if made.rows is None:
             return answer
         offset, length, crc32c = segment.append(number, made.rows)
+        copies.keep(segment.path, offset, crc32c, made.rows)
         rows = made.rows.num_rows
         return {**answer, "path": segment.path, "place": offset, "length": length, "crc32c": crc32c, "row_count": rows}

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestration.status_page.reasons import causes
+from orchestration.status_page.shown import span
 from receiver_runtime.sources.fields.units import duration_text
 from tracker_store.long_texts import one_line
 from tracker_store.receivers.receivers import (
@@ -26,6 +27,7 @@ from tracker_store.schema.states import DesiredState, ReceiverState, StateReplay
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+    from datetime import datetime
 
     from orchestration.status_page.system_status import AgentStatus, LeaderStatus, SystemStatus
     from tracker_store.batches.run_queue import WaitingRuns
@@ -39,6 +41,12 @@ BEHIND_FOR = timedelta(seconds=10)
 # A receiver may read in pieces, or start: a source is ahead from this age of its oldest unread record on, as the alert
 # says it.
 SOURCE_AHEAD_FOR = timedelta(minutes=1)
+# Sources of a stream are never equally far: one holds the watermark back from this number of intervals on, if they take
+# this long, and only by more than the lateness, for which windows wait anyway.
+HELD_BACK_INTERVALS = 10
+HELD_BACK_FOR = timedelta(minutes=1)
+# Clocks differ: a watermark is ahead of its batch, and makes records of the present too late, from here on.
+WATERMARK_AHEAD_FOR = timedelta(minutes=1)
 # A driver takes a run within milliseconds; one that ends with changed code, or by a kill, has a successor within 4 s.
 DRIVER_WITHIN = timedelta(seconds=5)
 # Characters of a batch's reason: the command that shows all of it must have room in the same line.
@@ -85,6 +93,7 @@ def problems(found: SystemStatus) -> list[Problem]:
     for of_one in (_halted, _quarantined, _blocked, _failed):
         listed += [problem for row in pipelines for problem in of_one(row)]
     listed += _of_states(found.states or [])
+    listed += _of_watermarks(found.states or [], pipelines)
     listed += _of_receivers(found.receivers or [])
     listed += _refusing(found.receivers or [])
     listed += _held(found)
@@ -197,10 +206,11 @@ def _of_states(states: Sequence[OutputState]) -> Iterator[Problem]:
         what = f"Output {row.output} of {row.pipeline}"
         if row.replay is not None:
             is_undone = row.replay_state == StateReplayState.UNDOING
+            dead = "" if row.replay_runs or row.replay_state == StateReplayState.STOPPED else ", but no process runs it"
+            go_on = f"forebay state {'undo' if is_undone else 'resume'} {row.pipeline} {row.output}"
             yield Problem(
-                f"{what} is in replay {row.replay} of its state, which is {row.replay_state}: new batches wait",
-                # Goes on with one whose process has ended, too.
-                f"forebay state {'undo' if is_undone else 'resume'} {row.pipeline} {row.output}, if no command runs it",
+                f"{what} is in replay {row.replay} of its state, which is {row.replay_state}{dead}: new batches wait",
+                "forebay state" if row.replay_runs else go_on,
                 f"replay {row.pipeline} {row.output}",
                 replayed_line(row),
             )
@@ -221,6 +231,56 @@ def replayed_line(row: OutputState) -> str:
     since = "" if row.replay_from is None else f"from {row.replay_from:%Y-%m-%dT%H:%M:%SZ} "
     ends = "at most, until they are undone" if row.replay_state == StateReplayState.UNDOING else ""
     return f"results {since}{up_to} are from replay {row.replay} {ends}".rstrip()
+
+
+def _of_watermarks(states: Sequence[OutputState], pipelines: Sequence[PipelineStatus]) -> Iterator[Problem]:
+    # A pipeline that is stopped has no new watermark, whatever its sources do.
+    intervals = {row.pipeline: row.batch_interval for row in pipelines if row.state == "RUNNING"}
+    for row in states:
+        if row.pipeline not in intervals:
+            continue
+        name, about = f"output {row.output} of {row.pipeline}", f"watermark {row.pipeline} {row.output}"
+        ahead = -(row.watermark_lag or timedelta(0))
+        if ahead > WATERMARK_AHEAD_FOR:
+            yield Problem(
+                f"The watermark of {name} is {span(ahead)} ahead of its newest batch, because sources sent event "
+                "times of the future: records of the present are too late",
+                about=about,
+            )
+        elif (behind := _held_back_by(row, intervals[row.pipeline])) is not None:
+            is_at = f"has had no event time since batch {_second(row.slowest_seen)}"
+            if row.slowest_event_time is not None:
+                is_at = f"is at {_second(row.slowest_event_time)}, {span(behind)} behind the others"
+            yield Problem(
+                f"The windows of {name} stay open for {slowest_source(row)}, which {is_at}",
+                "forebay receivers list",
+                about,
+                f"its newest record was in batch {_second(row.slowest_seen)}" if row.slowest_event_time else "",
+            )
+
+
+def slowest_source(row: OutputState) -> str:
+    """Return the name of the source that the watermark waits for."""
+    return f"{row.slowest_stream}" if row.slowest_source is None else f"{row.slowest_stream}/{row.slowest_source}"
+
+
+def _held_back_by(row: OutputState, interval: timedelta) -> timedelta | None:
+    """Return how far the slowest source is behind the others, if it is far; None: it is not."""
+    if row.batch_time is None or row.slowest_stream is None:
+        return None
+    most = max(interval * HELD_BACK_INTERVALS, HELD_BACK_FOR)
+    if row.slowest_event_time is None:
+        behind = row.batch_time - (row.slowest_seen or row.batch_time)
+    else:
+        # An event time of the future is no measure of the others.
+        behind = min(row.newest_event_time or row.batch_time, row.batch_time) - row.slowest_event_time
+        if row.watermark is not None:
+            most = max(most, row.slowest_event_time - row.watermark)
+    return behind if behind > most else None
+
+
+def _second(at: datetime | None) -> str:
+    return "-" if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _of_receivers(receivers: Sequence[ReceiverStatus]) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from orchestration.status_page import addresses
 from orchestration.status_page.addresses import DagsterPages
 from orchestration.status_page.charts import charts, input_rate
 from orchestration.status_page.overview import read_overview
-from orchestration.status_page.problems import replayed_line
+from orchestration.status_page.problems import replayed_line, slowest_source
 from orchestration.status_page.rendering import Renderer
 from orchestration.status_page.requests import (
     PAGE_ROWS,
@@ -176,6 +176,7 @@ class StatusPages:
             streams=streams,
             states=states[:LISTED],
             replayed_line=replayed_line,
+            slowest_source=slowest_source,
             charts=charts(charted, pipeline.batch_interval),
             charted=charted,
             charted_records=sum(batch.records for batch in charted),

@@ -274,6 +274,7 @@ class ChaosRun:
         ]
         with contextlib.suppress(psycopg2.Error):
             found += oracle.too_many("delivered", told, oracle.table_records(self._system.target.dsn("target")))
+            found += oracle.wrong_event_windows(oracle.event_windows(self._system.target.dsn("target")))
         with contextlib.suppress(OSError, psycopg2.Error):
             found += [Violation("given up", text) for text in DriverLog(self._system.log_dsn()).given_up()]
         found += [Violation("wrong disk", text) for text in self._system.wrong_disk]

@@ -25,6 +25,8 @@ WINDOW = timedelta(seconds=15)
 WINDOWED = ("http", "kafka")
 #: The sources that each output must contain.
 OUTPUTS: Mapping[str, tuple[str, ...]] = {"seen": ("http", "kafka", "files", "socket"), "delivered": ("http", "kafka")}
+#: Of the windows by event time, in seconds, as numbers of records are.
+EVENT_LENGTH, EVENT_LATENESS = 100, 60
 _SHOWN = 10
 _BATCH_TIME = re.compile(r"batch_time=(\d{8}T\d{6})(?:\.(\d+))?Z?$")
 
@@ -84,6 +86,30 @@ def table_records(dsn: str) -> Counter[Record]:
             return Counter()
         cursor.execute("SELECT source, number, count(*) FROM delivered GROUP BY source, number")
         return Counter({(source, number): count for source, number, count in cursor})
+
+
+@dataclass(frozen=True, slots=True)
+class EventWindows:
+    """The table of the windows by event time, and the batches of which it is made.
+
+    `windows`: (records, total) by the window's start, in seconds since 1970. `batches`: the numbers of each batch.
+    """
+
+    windows: Mapping[int, tuple[int, int]]
+    batches: Mapping[datetime, Sequence[int]]
+
+
+def event_windows(dsn: str) -> EventWindows:
+    """Read both tables as they are at one moment; return none if one of them does not exist."""
+    with contextlib.closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+        cursor.execute("SELECT to_regclass('delivered') IS NULL OR to_regclass('event_windows') IS NULL")
+        if cursor.fetchone() == (True,):
+            return EventWindows({}, {})
+        cursor.execute("SELECT extract(epoch FROM window_start)::bigint, records, total FROM event_windows")
+        windows = {start: (records, total) for start, records, total in cursor}
+        cursor.execute("SELECT _batch_time, array_agg(number) FROM delivered WHERE source = 'http' GROUP BY 1")
+        return EventWindows(windows, dict(cursor.fetchall()))
 
 
 def missing(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) -> list[Violation]:
@@ -154,6 +180,32 @@ def wrong_totals(
         if given != wanted or len(given) != len(rows):
             wrong.append(f"{at:%H:%M:%S} has {[dict(row) for row in rows]}, and all up to it {wanted}")
     return [Violation("totals", f"{len(wrong)} batches: {'; '.join(wrong[:3])}")] if wrong else []
+
+
+def wrong_event_windows(found: EventWindows) -> list[Violation]:
+    """Return each window by event time that is not the count and sum of its records but those that came too late."""
+    expected: dict[int, tuple[int, int]] = {}
+    watermark: int | None = None
+    for _, numbers in sorted(found.batches.items()):
+        for number in numbers:
+            time = event_time(number)
+            start = time - time % EVENT_LENGTH
+            if watermark is None or start + EVENT_LENGTH > watermark:
+                records, total = expected.get(start, (0, 0))
+                expected[start] = (records + 1, total + number)
+        reached = max(map(event_time, numbers)) - EVENT_LATENESS
+        watermark = reached if watermark is None else max(watermark, reached)
+    wrong = [
+        f"{start} has {found.windows.get(start)}, and its records {expected.get(start)}"
+        for start in sorted(expected.keys() | found.windows.keys())
+        if found.windows.get(start) != expected.get(start)
+    ]
+    return [Violation("event window", f"{len(wrong)} windows: {'; '.join(wrong[:3])}")] if wrong else []
+
+
+def event_time(number: int) -> int:
+    """Return a record's time in seconds since 1970, as the pipeline has it."""
+    return number - number * 37 % 11 * 20
 
 
 def _sums(rows: Iterable[Mapping[str, Any]]) -> dict[Record, int]:

@@ -1,4 +1,4 @@
-"""The pipelines under test: numbered records from four kinds of source into Parquet, a window, running totals, a table.
+"""The pipelines under test: numbered records from four kinds of source into Parquet, windows, running totals, tables.
 
 A record is ``SOURCE NUMBER.``: the full stop is missing from a record that a broken connection has cut.
 """
@@ -9,7 +9,7 @@ import os
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, State, Stream
+from forebay import EnvVar, EventWindow, ParquetSink, Pipeline, PostgresSink, State, Stream
 from forebay.sources import FollowedFiles, Http, Kafka, SocketText
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _REPLICAS = int(os.environ["CHAOS_REPLICAS"])
 _WINDOW = "15s"
 _RECORD = r"^([a-z]+) ([0-9]+)\.$"
+_NUMBER = "try_cast(regexp_extract(CAST(body AS STRING), '^http ([0-9]+)[.]$', 1) AS BIGINT)"
+# In seconds since 1970; up to 200 s behind the newest records, more than the lateness (tests.chaos.oracle).
+_EVENT_TIME = f"timestamp_seconds({_NUMBER} - {_NUMBER} * 37 % 11 * 20)"
 
 
 def _stream(name: str, source: Source) -> Stream:
@@ -97,3 +100,18 @@ def totals(http: DataFrame, kafka: DataFrame, state: DataFrame) -> tuple[DataFra
 def table(http: DataFrame, kafka: DataFrame) -> DataFrame:
     """Write records to a table in another Postgres."""
     return _union(_records(http, "body"), _records(kafka, "value"))
+
+
+@delivered.output(
+    inputs=[http.by_event_time(_EVENT_TIME, lateness="60s")],
+    window=EventWindow("100s"),
+    sink=PostgresSink(EnvVar("CHAOS_TARGET"), "event_windows", mode="merge", key=["window_start"]),
+)
+def event_windows(http: DataFrame) -> DataFrame:
+    """Write the count and sum of the records of each window by event time to a table, which replaces its row."""
+    numbers = http.selectExpr("window_start", f"{_NUMBER} AS number")
+    return (
+        numbers.groupBy("window_start")
+        .agg({"number": "sum", "*": "count"})
+        .selectExpr("window_start", "`sum(number)` AS total", "`count(1)` AS records")
+    )

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+# How `commit_output` refuses a version of an output's state.
+_MOVED = ("moved elsewhere", "no version")
+
 
 @dataclass(frozen=True, slots=True)
 class OutputCommit:
@@ -73,7 +76,7 @@ def commit_output(
                 "state_attempt": attempt if state and state_attempt is None else state_attempt,
             },
         ).one()
-    if row.outcome in ("moved elsewhere", "no version"):
+    if row.outcome in _MOVED:
         raise StateMovedError(row.detail)
     if row.outcome != "committed":
         raise AttemptSupersededError(row.detail)
@@ -197,13 +200,13 @@ def follow_commit(
 ) -> bool:
     """Record what a target committed by an ended attempt; False if it is known, or must not be recorded.
 
-    It must not where the output has a state, and the attempt's version can't be put in force with it: the state would
-    not be of the result's attempt. Locks: the batch's row, the output's head, then the commit's.
+    Locks: the batch's row, the output's head, then the commit's. Raises StateMovedError where the output has a state,
+    and the attempt's version can't be put in force with it: the state would not be of the result's attempt.
     """
     with named_failures():
-        wrote: bool = connection.execute(
+        row = connection.execute(
             sa.text("""
-                SELECT changed
+                SELECT outcome, detail, changed
                 FROM forebay.commit_output(
                     :pipeline, :time, :attempt, :output, :location, :rows, has_ended => true
                 )
@@ -216,8 +219,10 @@ def follow_commit(
                 "location": location,
                 "rows": rows,
             },
-        ).scalar_one()
-    return wrote
+        ).one()
+    if row.outcome in _MOVED:
+        raise StateMovedError(row.detail)
+    return bool(row.changed)
 
 
 def oldest_attempt(connection: sa.Connection, pipeline_id: int) -> datetime:

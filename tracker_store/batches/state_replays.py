@@ -23,7 +23,7 @@ from tracker_store.connection.engine import named_failures
 from tracker_store.connection.errors import BlocksNotRetainedError, DriverLogError
 from tracker_store.schema.declarations import PipelineDeclaration
 from tracker_store.schema.state_chain import CHAIN_STEPS
-from tracker_store.schema.states import UNFINISHED_STATE_REPLAYS, StateReplayState
+from tracker_store.schema.states import UNFINISHED_STATE_REPLAYS, AttemptState, StateReplayState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,7 @@ class StateReplay:
     """Hold a replay forward as stored.
 
     `head` is the newest version that it committed: results up to its batch are the replay's (None: none yet).
+    `process_id`: the process that runs it, or that ran it last (None: none has begun).
     """
 
     replay_id: int
@@ -49,6 +50,7 @@ class StateReplay:
     head: VersionKey | None
     began_at: datetime
     ended_at: datetime | None
+    process_id: int | None
 
     @property
     def is_unfinished(self) -> bool:
@@ -56,9 +58,19 @@ class StateReplay:
         return self.state in UNFINISHED_STATE_REPLAYS
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayedAttempt:
+    """Hold an attempt of a replay forward that has ended."""
+
+    batch_time: datetime
+    attempt: int
+    state: AttemptState
+    error: str
+
+
 _REPLAY = """
     SELECT r.id, r.pipeline_id, r.output, r.from_time, r.to_time, r.state, r.base_batch_time, r.base_attempt,
-        r.head_batch_time, r.head_attempt, r.began_at, r.ended_at
+        r.head_batch_time, r.head_attempt, r.began_at, r.ended_at, r.process_id
     FROM forebay.state_replays r
 """
 
@@ -82,6 +94,7 @@ def _replays(connection: sa.Connection, where: str, **values: object) -> list[St
             _key(row.head_batch_time, row.head_attempt),
             row.began_at,
             row.ended_at,
+            row.process_id,
         )
         for row in rows
     ]
@@ -193,6 +206,36 @@ def next_batch(connection: sa.Connection, replay_id: int) -> datetime | None:
     return _first_due(connection, replay, rows)
 
 
+def ended_attempts(
+    connection: sa.Connection, replay: StateReplay, run_id: str, *, after: datetime | None
+) -> list[ReplayedAttempt]:
+    """Return the attempts of one run at the replay's batches behind `after` that have ended, in the batches' order.
+
+    No locks; costs the attempts at these batches.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text("""
+                SELECT a.batch_time, a.attempt, a.state, coalesce(a.error, '') AS error
+                FROM forebay.batch_attempts a
+                WHERE a.pipeline_id = :pipeline
+                  AND a.batch_time BETWEEN :from AND :to
+                  AND (CAST(:after AS timestamptz) IS NULL OR a.batch_time > :after)
+                  AND a.run_id = :run
+                  AND a.state <> 'RUNNING'
+                ORDER BY a.batch_time, a.attempt
+            """),
+            {
+                "pipeline": replay.pipeline_id,
+                "from": replay.from_time,
+                "to": replay.to_time,
+                "after": after,
+                "run": run_id,
+            },
+        ).all()
+    return [ReplayedAttempt(row.batch_time, row.attempt, AttemptState(row.state), row.error) for row in rows]
+
+
 def _first_due(
     connection: sa.Connection,
     replay: StateReplay,
@@ -207,22 +250,36 @@ def _first_due(
     return None
 
 
-def _move(connection: sa.Connection, replay_id: int, wanted: StateReplayState) -> None:
+def take_state_replay(connection: sa.Connection, replay_id: int, process_id: int) -> None:
+    """Begin to run a replay that is RUNNING or UNDOING in this process, which alone may claim its batches from here on.
+
+    Locks: the output's head, then the replay's row. Raises DriverLogError if another process that lives runs it.
+    """
     with named_failures():
         row = connection.execute(
-            sa.text("SELECT outcome, detail FROM forebay.move_state_replay(:replay, :wanted)"),
-            {"replay": replay_id, "wanted": wanted.value},
+            sa.text("SELECT outcome, detail FROM forebay.take_state_replay(:replay, :process)"),
+            {"replay": replay_id, "process": process_id},
+        ).one()
+    if row.outcome != "taken":
+        raise DriverLogError(row.detail, _REFUSED)
+
+
+def _move(connection: sa.Connection, replay_id: int, wanted: StateReplayState, process_id: int | None = None) -> None:
+    with named_failures():
+        row = connection.execute(
+            sa.text("SELECT outcome, detail FROM forebay.move_state_replay(:replay, :wanted, :process)"),
+            {"replay": replay_id, "wanted": wanted.value, "process": process_id},
         ).one()
     if row.outcome != "moved":
         raise DriverLogError(row.detail, _REFUSED)
 
 
-def stop_state_replay(connection: sa.Connection, replay_id: int) -> None:
+def stop_state_replay(connection: sa.Connection, replay_id: int, *, process_id: int | None = None) -> None:
     """Stop a replay after the batch that runs. New batches of the output go on waiting. Locks: the output's head.
 
-    Raises DriverLogError.
+    `process_id`: the process that stops what it runs. Raises DriverLogError, also if another has taken it over.
     """
-    _move(connection, replay_id, StateReplayState.STOPPED)
+    _move(connection, replay_id, StateReplayState.STOPPED, process_id)
 
 
 def resume_state_replay(connection: sa.Connection, replay_id: int) -> None:

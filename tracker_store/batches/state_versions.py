@@ -20,7 +20,7 @@ from tracker_store.schema.declarations import PipelineDeclaration
 from tracker_store.schema.state_chain import CHAIN_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
 _BUCKET, _IS_FULL = 0, 6  # where a frame's row has them
@@ -42,7 +42,8 @@ class StateToRead:
         head: the version to read; None: there is none yet.
         ordinal: of the version to be made.
         buckets: of the version to read; None without one.
-        hole: the oldest quarantined batch between the head and this one that lacks a result of the output.
+        hole: the oldest quarantined batch between the head and this one that lacks a result of the output; not one from
+            before the output was declared with a state.
         replay: the unfinished replay forward that new batches of the output wait for.
         unfinished: as `hole`, of a batch that will be tried again: wait for it, whatever `on_failure` says.
         restores: write no version, and commit with this `state_attempt`: a replay forward is being undone.
@@ -61,7 +62,8 @@ class StateToRead:
 class StateVersion:
     """Hold a version as stored. `frames` is None until all are stored; `committed`: a commit names it.
 
-    `schema` is what `begin_version` was given. `replay`: the replay forward that made it.
+    `schema` is what `begin_version` was given. `replay`: the replay forward that made it. `watermark`, `event_times`
+    and `late` are what `note_version` was given.
     """
 
     key: VersionKey
@@ -79,6 +81,9 @@ class StateVersion:
     next_expiry: datetime | None
     committed: bool
     replay: int | None
+    watermark: datetime | None = None
+    event_times: list[dict[str, Any]] | None = None
+    late: int | None = None
 
 
 def head_version(connection: sa.Connection, pipeline_id: int, output: str) -> VersionKey | None:
@@ -113,7 +118,8 @@ def state_to_read(
                         WHERE b.pipeline_id = p.id
                           AND b.state = 'QUARANTINED'
                           AND b.batch_time < :time
-                          AND b.batch_time > coalesce(h.batch_time, '-infinity')
+                          AND b.batch_time > coalesce(
+                              greatest(h.batch_time, CAST(p.states_after ->> :output AS timestamptz)), '-infinity')
                           AND NOT EXISTS (
                               SELECT
                               FROM forebay.output_commits c
@@ -328,11 +334,23 @@ def note_version(
     deleted: int,
     bytes: int,  # noqa: A002  what the column counts
     next_expiry: datetime | None,
+    watermark: datetime | None = None,
+    event_times: Sequence[Mapping[str, Any]] | None = None,
+    late: int | None = None,
 ) -> None:
     """Write down the frames of a version that was begun, each as ``StateFrame.to_row`` returns it.
 
-    Call it when all of them are durable. Locks: the batch's row FOR SHARE, then the version's. Raises
-    AttemptSupersededError if another attempt holds the batch, and StateMovedError if the version can't be changed.
+    Call it when all of them are durable. Of an output by event time give the last three too:
+
+    - `watermark`: after the batch; None: there is none yet.
+    - `event_times`: how far each source of its streams is: `stream`, `source` (a receiver, or one of its partitions;
+      None: the stream as a whole), `latest` (its greatest event time; None: it had none yet), `seen` (the time of the
+      batch that last had a record of it, or in which it was new) and `idle` (the watermark does not wait for it). Times
+      are ISO 8601 with an offset.
+    - `late`: how many records of the batch were too late.
+
+    Locks: the batch's row FOR SHARE, then the version's. Raises AttemptSupersededError if another attempt holds the
+    batch, and StateMovedError if the version can't be changed.
     """
     with named_failures():
         row = connection.execute(
@@ -340,7 +358,7 @@ def note_version(
                 SELECT outcome, detail
                 FROM forebay.note_state_version(
                     :pipeline, :time, :attempt, :output, CAST(:frames AS jsonb), :keys, :changed, :deleted, :bytes,
-                    :next_expiry
+                    :next_expiry, :watermark, CAST(:event_times AS jsonb), :late
                 )
             """),
             {
@@ -354,6 +372,9 @@ def note_version(
                 "deleted": deleted,
                 "bytes": bytes,
                 "next_expiry": next_expiry,
+                "watermark": watermark,
+                "event_times": None if event_times is None else json.dumps([dict(row) for row in event_times]),
+                "late": late,
             },
         ).one()
     if row.outcome == "superseded":
@@ -370,7 +391,8 @@ def version(
         row = connection.execute(
             sa.text("""
                 SELECT batch_time, attempt, ordinal, read_batch_time, read_attempt, schema_version, schema, buckets,
-                    folder, frames, keys, changed, deleted, bytes, next_expiry, committed_at, replay_id
+                    folder, frames, keys, changed, deleted, bytes, next_expiry, committed_at, replay_id,
+                    watermark, event_times, late
                 FROM forebay.state_versions
                 WHERE pipeline_id = :pipeline
                   AND output = :output
@@ -398,6 +420,9 @@ def version(
         next_expiry=row.next_expiry,
         committed=row.committed_at is not None,
         replay=row.replay_id,
+        watermark=row.watermark,
+        event_times=row.event_times,
+        late=row.late,
     )
 
 
@@ -415,8 +440,8 @@ def chain(
         rows = connection.execute(
             sa.text("""
                 WITH RECURSIVE walk AS (
-                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.buckets,
-                        v.frames, 1 AS step
+                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.schema,
+                        v.buckets, v.frames, 1 AS step
                     FROM forebay.state_versions v
                     WHERE v.pipeline_id = :pipeline
                       AND v.output = :output
@@ -424,8 +449,8 @@ def chain(
                       AND v.attempt = :attempt
                       AND v.deleting_at IS NULL
                     UNION ALL
-                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.buckets,
-                        v.frames, w.step + 1
+                    SELECT v.batch_time, v.attempt, v.read_batch_time, v.read_attempt, v.schema_version, v.schema,
+                        v.buckets, v.frames, w.step + 1
                     FROM walk w
                     JOIN forebay.state_versions v ON v.pipeline_id = :pipeline
                       AND v.output = :output
@@ -433,6 +458,7 @@ def chain(
                       AND v.attempt = w.read_attempt
                       -- With another schema, or other buckets, all of the state was written whole.
                       AND v.schema_version = w.schema_version
+                      AND v.schema = w.schema
                       AND v.buckets = w.buckets
                       AND v.deleting_at IS NULL
                     WHERE w.step < :steps
@@ -445,7 +471,7 @@ def chain(
                           AND p.output = :output
                           AND p.batch_time = w.read_batch_time
                           AND p.attempt = w.read_attempt
-                          AND (p.schema_version <> w.schema_version OR p.buckets <> w.buckets)
+                          AND (p.schema_version <> w.schema_version OR p.schema <> w.schema OR p.buckets <> w.buckets)
                         OFFSET 0
                     ) AS is_first
                 FROM walk w

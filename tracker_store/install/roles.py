@@ -119,6 +119,7 @@ ROLES: Mapping[str, Role] = {
             "heartbeat",
             "move_reader",
             "move_state_replay",
+            "take_state_replay",
             "note_state_version",
             "leads",
             "read_changes",

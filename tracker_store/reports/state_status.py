@@ -11,12 +11,15 @@ from tracker_store.connection.engine import named_failures
 from tracker_store.reports.rows import read_statement
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class StateStatus:
-    """Hold a row of the view; `keys` is None where it is not known, `replay` where none is unfinished."""
+    """Hold a row of the view; `keys` is None where it is not known, `replay` where none is unfinished.
+
+    The last three are None where the output is not by event time, `watermark` also where there is none yet.
+    """
 
     pipeline: str
     output: str
@@ -32,6 +35,10 @@ class StateStatus:
     replay_from: datetime | None
     replayed_to: datetime | None
     replay_to: datetime | None
+    replay_runs: bool | None
+    watermark: datetime | None
+    late: int | None
+    late_total: int | None
 
 
 def list_states(connection: sa.Connection) -> list[StateStatus]:
@@ -40,7 +47,7 @@ def list_states(connection: sa.Connection) -> list[StateStatus]:
         rows = connection.execute(
             sa.text("""
                 SELECT pipeline, output, batch_time, attempt, keys, versions, stored_bytes, next_expiry, schema_version,
-                    replay, replay_state, replay_from, replayed_to, replay_to
+                    replay, replay_state, replay_from, replayed_to, replay_to, replay_runs, watermark, late, late_total
                 FROM forebay.state_status
                 ORDER BY pipeline, output
             """)
@@ -57,6 +64,13 @@ class OutputState:
         bytes: the length of what its newest version wrote: all that is stored costs the stored versions.
         waits_for: the quarantined batch without a result of the output that later batches are BLOCKED by.
         replay: the replay forward that is not finished, with its state and its progress; None: there is none.
+        replay_runs: whether a process runs it; None without one.
+        watermark: after the newest batch; None: there is none yet, or it is not an output by event time.
+        late, late_total: how many records of that batch, and of all, were too late; None: it is not one by event time.
+        slowest_stream, slowest_source: the source that the watermark waits for, of those that are not idle.
+        slowest_event_time: its greatest event time; None: it has had none.
+        slowest_seen: the batch that last had a record of it, or in which it was new.
+        newest_event_time: the greatest event time of all sources that are not idle.
     """
 
     pipeline: str
@@ -71,6 +85,25 @@ class OutputState:
     replay_from: datetime | None
     replayed_to: datetime | None
     replay_to: datetime | None
+    replay_runs: bool | None = None
+    watermark: datetime | None = None
+    late: int | None = None
+    late_total: int | None = None
+    slowest_stream: str | None = None
+    slowest_source: str | None = None
+    slowest_event_time: datetime | None = None
+    slowest_seen: datetime | None = None
+    newest_event_time: datetime | None = None
+
+    @property
+    def is_by_event_time(self) -> bool:
+        """Return whether a batch of it has counted late records, also if there were none."""
+        return self.late_total is not None
+
+    @property
+    def watermark_lag(self) -> timedelta | None:
+        """Return how far the watermark is behind the newest batch's time; None: there is no watermark."""
+        return None if self.watermark is None or self.batch_time is None else self.batch_time - self.watermark
 
 
 def output_states(connection: sa.Connection, pipeline: str | None = None) -> list[OutputState]:
@@ -83,7 +116,9 @@ def output_states(connection: sa.Connection, pipeline: str | None = None) -> lis
         OutputState,
         """
         SELECT p.name, o.output, s.batch_time, s.keys, s.bytes, s.next_expiry, hole.batch_time, s.replay,
-            s.replay_state, s.replay_from, s.replayed_to, s.replay_to
+            s.replay_state, s.replay_from, s.replayed_to, s.replay_to, s.replay_runs,
+            s.watermark, s.late, s.late_total,
+            s.slowest_stream, s.slowest_source, s.slowest_event_time, s.slowest_seen, s.newest_event_time
         FROM forebay.pipelines p
         CROSS JOIN LATERAL (
             SELECT declared.key AS output, declared.value -> 'state' ->> 'on_failure' AS on_failure
@@ -96,7 +131,8 @@ def output_states(connection: sa.Connection, pipeline: str | None = None) -> lis
             FROM forebay.batches b
             WHERE b.pipeline_id = p.id
               AND b.state = 'QUARANTINED'
-              AND b.batch_time > coalesce(s.batch_time, '-infinity')
+              AND b.batch_time > coalesce(
+                  greatest(s.batch_time, CAST(p.states_after ->> o.output AS timestamptz)), '-infinity')
               AND o.on_failure IS DISTINCT FROM 'skip'
               AND NOT EXISTS (
                   SELECT

@@ -182,6 +182,13 @@ pipelines = Table(
         DateTime(timezone=True),
         comment="The boundary after last_batch_time by its calendar; null: the next multiple of its interval",
     ),
+    Column(
+        "states_after",
+        JSONB,
+        nullable=False,
+        server_default=text("'{}'"),
+        comment="By output with a state: the last batch time when it was first declared; it waits for none up to it",
+    ),
     CheckConstraint("version > 0", name="pipelines_version_positive"),
     CheckConstraint(_one_of("state", PipelineState), name="pipelines_state"),
     CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
@@ -1165,6 +1172,23 @@ state_versions = Table(
     Column("deleted", BigInteger, comment="How many keys it deleted, expired ones too; null with it"),
     Column("bytes", BigInteger, comment="The length of its frames; null with it"),
     Column("next_expiry", DateTime(timezone=True), comment="When the next key of the state expires; null: none does"),
+    Column(
+        "watermark",
+        DateTime(timezone=True),
+        comment="The watermark after its batch; null: none yet, or it is not an output by event time",
+    ),
+    Column(
+        "event_times",
+        JSONB,
+        comment="How far each source of its streams is: stream, source, latest (event time), seen (batch), idle; null: "
+        "it is not an output by event time",
+    ),
+    Column(
+        "late",
+        BigInteger,
+        comment="How many records of its batch were too late; null: it is not an output by event time",
+    ),
+    Column("late_total", BigInteger, comment="The same of all batches of its chain, with this one; null: of none"),
     Column("replay_id", BigInteger, comment="The replay forward that made it; null: a batch, or a replay of one, did"),
     Column(
         "replaced_attempt",
@@ -1251,6 +1275,7 @@ state_replays = Table(
         "head_batch_time", DateTime(timezone=True), comment="The newest batch that it has committed; null: none yet"
     ),
     Column("head_attempt", Integer, comment="The attempt of that batch's new version; null with it"),
+    Column("process_id", BigInteger, comment="The process that runs it, or that ran it last; null: none has begun"),
     _now("began_at", "When it began"),
     Column("ended_at", DateTime(timezone=True), comment="When it was COMPLETED or UNDONE; else null"),
     CheckConstraint(_one_of("state", StateReplayState), name="state_replays_state"),

@@ -3,7 +3,11 @@ SELECT p.name AS pipeline, h.pipeline_id, h.output, h.batch_time, h.attempt, v.o
        v.changed, v.deleted, v.next_expiry, h.schema_version, h.buckets, h.generation, h.moved_at,
        kept.versions, kept.bytes AS stored_bytes,
        replay.id AS replay, replay.state AS replay_state, replay.from_time AS replay_from,
-       replay.head_batch_time AS replayed_to, replay.to_time AS replay_to
+       replay.head_batch_time AS replayed_to, replay.to_time AS replay_to,
+       CASE WHEN replay.id IS NOT NULL THEN runner.id IS NOT NULL END AS replay_runs,
+       v.watermark, v.late, v.late_total, v.event_times,
+       slowest.stream AS slowest_stream, slowest.source AS slowest_source, slowest.latest AS slowest_event_time,
+       slowest.seen AS slowest_seen, newest.latest AS newest_event_time
 FROM forebay.state_heads h
 JOIN forebay.pipelines p ON p.id = h.pipeline_id
 LEFT JOIN forebay.state_versions v ON v.pipeline_id = h.pipeline_id AND v.output = h.output
@@ -13,6 +17,20 @@ LEFT JOIN LATERAL (
     WHERE k.pipeline_id = h.pipeline_id AND k.output = h.output) AS kept ON true
 LEFT JOIN forebay.state_replays replay ON replay.pipeline_id = h.pipeline_id AND replay.output = h.output
      AND replay.state IN ('RUNNING', 'STOPPED', 'UNDOING')
+LEFT JOIN forebay.processes runner ON runner.id = replay.process_id AND runner.ended_at IS NULL
+LEFT JOIN LATERAL (
+    SELECT s.stream, s.source, s.latest, s.seen
+    FROM jsonb_to_recordset(v.event_times)
+        AS s (stream text, source text, latest timestamptz, seen timestamptz, idle boolean)
+    WHERE NOT s.idle
+    ORDER BY s.latest NULLS FIRST, s.stream, s.source
+    LIMIT 1) AS slowest ON true
+LEFT JOIN LATERAL (
+    SELECT s.latest
+    FROM jsonb_to_recordset(v.event_times) AS s (latest timestamptz, idle boolean)
+    WHERE NOT s.idle
+    ORDER BY s.latest DESC NULLS LAST
+    LIMIT 1) AS newest ON true
 WHERE p.removed_at IS NULL;
 
 COMMENT ON VIEW forebay.state_status IS
@@ -46,3 +64,23 @@ COMMENT ON COLUMN forebay.state_status.replay_from IS 'The first batch that it r
 COMMENT ON COLUMN forebay.state_status.replayed_to IS
     'Results of batches from replay_from up to here are the replay''s; null: none yet';
 COMMENT ON COLUMN forebay.state_status.replay_to IS 'The last batch that it runs again; null with it';
+COMMENT ON COLUMN forebay.state_status.replay_runs IS
+    'Whether a process runs it: one that is RUNNING or UNDOING without one was killed, and is to be resumed; null with it';
+COMMENT ON COLUMN forebay.state_status.watermark IS
+    'The watermark after that batch; null: none yet, or it is not an output by event time';
+COMMENT ON COLUMN forebay.state_status.late IS
+    'How many records of that batch were too late; null: it is not an output by event time';
+COMMENT ON COLUMN forebay.state_status.late_total IS
+    'How many records of all batches in the state were too late; null with it';
+COMMENT ON COLUMN forebay.state_status.event_times IS
+    'How far each source of its streams is: stream, source, latest (event time), seen (batch), idle; null with late';
+COMMENT ON COLUMN forebay.state_status.slowest_stream IS
+    'The stream of the source whose greatest event time is the smallest: the watermark waits for it. Idle sources are '
+    'left out; null: there is no other';
+COMMENT ON COLUMN forebay.state_status.slowest_source IS
+    'That source: a receiver, or a partition of one; null: the stream as a whole';
+COMMENT ON COLUMN forebay.state_status.slowest_event_time IS 'Its greatest event time; null: it has had none';
+COMMENT ON COLUMN forebay.state_status.slowest_seen IS
+    'The batch that last had a record of it, or in which it was new';
+COMMENT ON COLUMN forebay.state_status.newest_event_time IS
+    'The greatest event time of all sources that are not idle; null: none has had one';

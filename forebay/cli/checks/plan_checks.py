@@ -70,7 +70,7 @@ def _check(output: Output, columns: Mapping[str, Columns], session: SparkSession
             schema = plan_of(output, columns, session).schema
         output.sink.check_columns(schema, "its result")
     except SinkError as error:
-        plans.findings.append(Finding(name_of(output), Health.FAILED, str(error), "Correct the output's function."))
+        plans.findings.append(Finding(name_of(output), Health.FAILED, without_stack(str(error)), _way_out(output)))
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a user's function raises
         said = without_stack(str(error)) or "no message"
         found = f"its function fails on empty frames{_line(output, error)}: {type(error).__name__}: {said}"
@@ -84,6 +84,12 @@ def _check(output: Output, columns: Mapping[str, Columns], session: SparkSession
         )
     else:
         plans.schemas[output] = schema
+
+
+def _way_out(output: Output) -> str:
+    if output.event is None:
+        return "Correct the output's function."
+    return "Correct the output's function, or what it says of the event time."
 
 
 def _line(output: Output, error: BaseException) -> str:

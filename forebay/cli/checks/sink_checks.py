@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from forebay.cli.checks.findings import Finding, Health
 from orchestration.declarations.asked_targets import NO_STOP, ORDER
 from orchestration.declarations.sink import SinkError
+from orchestration.declarations.state.event_time import EventJoin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,25 @@ def check_needs(output: Output) -> Iterator[Finding]:
         output.sink.load()
     except SinkError as error:
         yield Finding(name_of(output), Health.FAILED, str(error), "Install it here too, to check the rest.")
+
+
+def check_event_time(output: Output) -> Iterator[Finding]:
+    """Say which windows or pairs the sink of an output by event time gets, and where late records are."""
+    event = output.event
+    if event is None or event.only_late:
+        return
+    if isinstance(event.kind, EventJoin):
+        gets = "each pair once, in the batch in which its later record comes"
+    elif event.updates:
+        gets = "each window as soon as it has a record, and its rows again, in place of those, when it has more"
+    else:
+        gets = "each window once, when it is final"
+        # Sinks with a mode can merge.
+        if getattr(output.sink, "mode", None) is not None:
+            gets += "; with mode='merge' it would get it again as it changes"
+    late = f"{output.name}_late"
+    kept = f"are in output {late}" if late in output.pipeline.outputs else "are only counted: late=SINK would keep them"
+    yield Finding(name_of(output), Health.OK, f"its sink gets {gets}. Records that are too late {kept}")
 
 
 def check_sink(output: Output, schema: StructType | None, step: str) -> Finding:

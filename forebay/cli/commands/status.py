@@ -28,6 +28,7 @@ from forebay.cli.terminal.many_rows import (
     source_urgency,
     stream_sums,
     sums_urgency,
+    watermark_urgency,
 )
 from forebay.cli.terminal.row_json import columns, pipeline_columns, to_json
 from forebay.cli.terminal.tables import print_table
@@ -100,6 +101,13 @@ LAG_COLUMNS = {
     "waiting_records": "records",
     "waiting_bytes": "bytes",
     "lag": "oldest",
+}
+WATERMARK_COLUMNS = {
+    "pipeline": "pipeline",
+    "output": "output",
+    "watermark": "watermark",
+    "watermark_lag": "behind",
+    "late_total": "late records",
 }
 BATCH_COLUMNS = {
     "batch_time": "time",
@@ -280,6 +288,7 @@ def _show(console: Console, found: SystemStatus, *, everything: bool, without_th
         lag = shortened(found.lag, lag_urgency, everything=everything)
         _print_rows(console, "Lag: what no batch has yet", LAG_COLUMNS, _rows(lag.rows) or [])
         _show_left_out(console, lag.left_out, "rows", "stream_lag")
+    _show_watermarks(console, found, everything=everything)
     if found.batches is not None:
         for pipeline in sorted({row.pipeline for row in found.batches}) or ["none yet"]:
             rows = [columns(row) for row in found.batches if row.pipeline == pipeline]
@@ -348,6 +357,16 @@ def _show_sources(console: Console, receivers: Sequence[ReceiverStatus], *, ever
         sources = shortened(reported, source_urgency, everything=everything)
         _print_rows(console, "Sources: what no receiver has read yet", SOURCE_COLUMNS, _rows(sources.rows) or [])
         _show_left_out(console, sources.left_out, "receivers", "receiver_status")
+
+
+def _show_watermarks(console: Console, found: SystemStatus, *, everything: bool) -> None:
+    """Show how far event time is, of the outputs that go by it."""
+    by_event_time = [row for row in found.states or [] if row.is_by_event_time]
+    if by_event_time:
+        states = shortened(by_event_time, watermark_urgency, everything=everything)
+        rows = [{**columns(row), "watermark_lag": row.watermark_lag} for row in states.rows]
+        _print_rows(console, "Event time: the watermark of each output", WATERMARK_COLUMNS, rows)
+        _show_left_out(console, states.left_out, "outputs", "state_status")
 
 
 def _show_left_out(console: Console, count: int, what: str, view: str) -> None:

@@ -15,7 +15,7 @@ from forebay.cli.checks.definitions_check import check_definitions
 from forebay.cli.checks.findings import Finding, Health, all_well, findings_table
 from forebay.cli.checks.own_ports import pids_of_home
 from forebay.cli.checks.plan_checks import Columns, check_plans
-from forebay.cli.checks.sink_checks import check_needs, check_sink
+from forebay.cli.checks.sink_checks import check_event_time, check_needs, check_sink
 from forebay.cli.checks.source_checks import (
     check_declaration,
     check_listening,
@@ -80,8 +80,8 @@ def validate(
     definitions are loaded, if it names a module of them. A port at which a stream would listen must be free on this
     host, or held by a receiver of this installation. Each output's function runs on empty frames with the columns of
     its streams, so that Spark analyses its plan, and its sink sees the names and types of the result. No sink is
-    called; nor is the function of a ForeachBatchSink. Unless --offline: whether sinks may be written to, by this user,
-    and the results fit their targets.
+    called; nor is the function of a ForeachBatchSink. Of an output by event time it says which windows its sink gets.
+    Unless --offline: whether sinks may be written to, by this user, and the results fit their targets.
 
     With a driver log (FOREBAY_DATABASE_URL, or the one of `forebay up` in this home) also: whether sources and schema
     registries answer from this host, and what `forebay apply` would change, or refuse.
@@ -121,6 +121,7 @@ def _examine(module: str, *, offline: bool, plans: bool) -> Iterator[Finding]:
         yield from check_declaration(stream)
     needs = {output: list(check_needs(output)) for output in outputs}
     yield from (finding for found in needs.values() for finding in found)
+    yield from (finding for output in outputs for finding in check_event_time(output))
     log = _DriverLog.nowhere() if offline else _ask_driver_log(module, pipelines, streams)
     # A place that two outputs share is refused with the same words.
     yield from (finding for finding in log.findings if finding.found not in conflicts)

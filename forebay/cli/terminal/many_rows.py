@@ -16,6 +16,7 @@ from tracker_store.schema.states import DesiredState, ReceiverState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tracker_store.reports.state_status import OutputState
     from tracker_store.reports.status import PipelineStatus, ReceiverStatus, StreamLag
 
 MOST_ROWS = 100  # a table of more rows is shortened: it is too long to read, and each row takes more than 1 ms
@@ -91,6 +92,11 @@ def pipeline_urgency(pipeline: PipelineStatus) -> tuple[bool, bool, bool, timede
 def lag_urgency(lag: StreamLag) -> tuple[timedelta, int]:
     """Return what orders lags: the age of the oldest block that waits, then the records."""
     return (lag.lag or _NO_LAG, lag.waiting_records)
+
+
+def watermark_urgency(state: OutputState) -> tuple[timedelta, int]:
+    """Return what orders outputs by event time: how far the watermark is behind the batch, then the late records."""
+    return (state.watermark_lag or _NO_LAG, state.late_total or 0)
 
 
 def source_urgency(receiver: ReceiverStatus) -> tuple[timedelta, int]:

@@ -11,7 +11,7 @@ from forebay import DeltaSink
 from tests.support.sinks.file_table_suite import FileTableTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import pytest
@@ -35,6 +35,9 @@ class DeltaTarget(FileTableTarget):
 
     def sink(self) -> DeltaSink:
         return DeltaSink(self.location, storage_options=self.declared)
+
+    def merging(self, key: Sequence[str]) -> DeltaSink:
+        return DeltaSink(self.location, storage_options=self.declared, mode="merge", key=key)
 
     def arrow(self, version: int | None = None) -> pa.Table | None:
         if not DeltaTable.is_deltatable(self.location, self.options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -432,3 +433,71 @@ def test_a_declaration_says_what_is_given(tmp_path: Path) -> None:
         "columns": "add",
         "partition_by": ["day"],
     }
+
+
+def starts(*numbers: int | None) -> DataFrame:
+    return frame([(number,) for number in numbers], N)
+
+
+def test_windows_with_nulls_are_found_in_a_table_of_others(tmp_path: Path) -> None:
+    columns = pa.schema([("word", pa.string()), ("n", pa.int64()), ("_batch_time", pa.timestamp("us", "UTC"))])
+    gone = [(None, 1, TIME), (None, 1, EARLIER), ("a", None, EARLIER), ("b", 1, EARLIER)]
+    # Of later batches, of none, and of other windows.
+    kept = [(None, 1, LATER), ("b", 1, LATER), (None, 1, None), (None, None, EARLIER), (None, 2, EARLIER)]
+    theirs = [dict(zip(columns.names, row, strict=True)) for row in (*gone, *kept)]
+    write_deltalake(tmp_path / "t", pa.Table.from_pylist(theirs, columns))
+    sink = DeltaSink(tmp_path / "t", mode="merge", key=["word", "n"])
+    windows = words((None, 1), ("a", None), ("b", 1), (None, 7), (None, 1))
+    sink.write(words(("a", 1)), replace(attempt(2), replaced=windows))
+    assert rows(sink, *columns.names) == sorted([*kept, ("a", 1, TIME)], key=str)
+
+
+def test_the_rows_of_windows_go_from_a_table_with_required_columns_and_partitions(tmp_path: Path) -> None:
+    kinds = [("word", "string"), ("n", "long"), ("extra", "string"), ("_batch_time", "timestamp")]
+    schema = Schema([Field(name, PrimitiveType(kind), nullable=False) for name, kind in kinds])
+    DeltaTable.create(tmp_path / "t", schema=schema, partition_by=["extra", "n"])
+    sink = DeltaSink(tmp_path / "t", mode="merge", key=["word", "n", "extra"])
+    fields = (WORD, N, EXTRA)
+    sink.write(frame([("a", 1, "x"), ("it's", 1, "x"), ("b", 2, "x"), ("a", 1, "y")], *fields), attempt())
+    sink.write(frame([("c", 1, "x")], *fields), replace(attempt(time=LATER), replaced=starts(1, 3)))
+    assert rows(sink, "word", "n", "extra") == [("b", 2, "x"), ("c", 1, "x")]
+
+
+def test_columns_that_come_with_the_rows_of_windows_are_added_before_they_go(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key=["word", "n"])
+    sink.write(words(("a", 1), ("b", 1)), attempt())
+    sink.write(frame([("b", 1, "new")], WORD, N, EXTRA), replace(attempt(time=LATER), replaced=starts(1)))
+    assert rows(sink, "word", "n", "extra") == [("b", 1, "new")]
+
+
+def test_a_refused_row_does_not_keep_the_row_of_its_window(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key=["word", "n"], on_bad_rows="dead_letter")
+    sink.write(words(("a", 1), ("b", 1), ("c", 2)), attempt())
+    written = sink.write(words(("a", 1), ("a", 1), ("b", 1)), replace(attempt(time=LATER), replaced=starts(1)))
+    assert (written.rows, written.refused) == (1, 2)
+    assert rows(sink) == [("b", 1), ("c", 2)]
+
+
+def test_windows_are_looked_for_again_if_another_commit_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = DeltaSink(tmp_path / "t", mode="merge", key=["word", "n"])
+    sink.write(words(("a", 1), ("b", 2)), attempt())
+    real = Commit.merge
+
+    def merge(*arguments: Any) -> bool:  # noqa: ANN401  as it was called
+        monkeypatch.setattr(Commit, "merge", real)
+        DeltaSink(tmp_path / "t", mode="merge", key=["word", "n"]).write(words(("c", 1)), attempt(2))
+        return real(*arguments)
+
+    monkeypatch.setattr(Commit, "merge", merge)
+    sink.write(words(("d", 1)), replace(attempt(time=LATER), replaced=starts(1)))
+    assert rows(sink) == [("d", 1)]
+
+
+def test_windows_by_which_no_rows_can_be_replaced_are_refused(tmp_path: Path) -> None:
+    for options in ({}, {"mode": "merge", "key": "word"}):
+        sink = DeltaSink(tmp_path / "t", **cast("dict[str, Any]", options))
+        with pytest.raises(SinkError, match="identified by n, and its sink replaces no rows by that"):
+            sink.write(words(("a", 1)), replace(attempt(), replaced=starts(1)))
+    assert not DeltaTable.is_deltatable(str(tmp_path / "t"))

@@ -12,7 +12,7 @@ from forebay import EnvVar, IcebergSink
 from tests.support.sinks.file_table_suite import FileTableTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import pytest
@@ -53,6 +53,9 @@ class IcebergTarget(FileTableTarget):
 
     def sink(self) -> IcebergSink:
         return IcebergSink(self.location, catalog=self.catalog, **self.options)
+
+    def merging(self, key: Sequence[str]) -> IcebergSink:
+        return IcebergSink(self.location, catalog=self.catalog, **self.options, mode="merge", key=key)
 
     def arrow(self) -> pa.Table | None:
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -33,7 +34,7 @@ from forebay_contrib.iceberg.replacement import _Rows
 from orchestration.declarations.sink import AttemptOutdatedError, SinkError, Step, TargetUnavailableError
 from orchestration.sinks.file_stores import LocalFiles
 from orchestration.sinks.refused_rows import RefusedRowsError
-from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.frame_without_spark import WORDS, FrameWithoutSpark, words
 from tests.integration.orchestration.target_database import TIME, attempt
 from tests.support.searches import examples
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyiceberg.table import Table
+    from pyspark.sql import DataFrame
 
     from orchestration.declarations.sink import OutputAttempt
 
@@ -273,24 +275,65 @@ def test_a_table_that_was_dropped_or_moved_since_its_files_were_written_gets_non
         assert place.rows() == []
 
 
+def _windows(column: str, *values: Any) -> DataFrame:  # noqa: ANN401
+    """Return windows that a column identifies."""
+    schema = types.StructType([field for field in WORDS.fields if field.name == column])
+    return cast("DataFrame", FrameWithoutSpark([(value,) for value in values], schema=schema))
+
+
+def test_windows_with_nulls_are_found_in_a_table_of_others(place: Place) -> None:
+    columns = pa.schema([("word", pa.string()), ("n", pa.int64()), ("_batch_time", pa.timestamp("us", "UTC"))])
+    gone = [(None, 1, LATER), (None, 1, FIRST), ("a", None, FIRST), ("b", 1, FIRST)]
+    # Of later batches, of none, and of other windows.
+    kept = [(None, 1, LAST), ("b", 1, LAST), (None, 1, None), (None, None, FIRST), (None, 2, FIRST)]
+    with load_catalog("forebay", **place.catalog) as catalog:
+        catalog.create_namespace("s")
+        table = catalog.create_table("s.t", columns)
+        # A file has nothing but a window with a null.
+        for some in ([*gone, *kept], gone[1:2]):
+            table.append(pa.Table.from_pylist([dict(zip(columns.names, row, strict=True)) for row in some], columns))
+    windows = words((None, 1), ("a", None), ("b", 1), (None, 7), (None, 1))
+    sink = place.sink(mode="merge", key=["word", "n"])
+    sink.write(words(("z", 9)), replace(attempt(2, time=LATER), replaced=windows))
+    found = [tuple(row.values()) for row in place.table().scan().to_arrow().to_pylist()]
+    assert sorted(found, key=str) == sorted([*kept, ("z", 9, LATER)], key=str)
+
+
+def test_a_refused_row_does_not_keep_the_row_of_its_window(place: Place) -> None:
+    sink = place.sink(mode="merge", key=["word", "n"], on_bad_rows="dead_letter")
+    sink.write(words(("a", 1), ("b", 1), ("c", 2)), attempt())
+    rows, windows = words(("a", 1), ("a", 1), ("b", 1)), _windows("n", 1)
+    written = sink.write(rows, replace(attempt(time=LATER), replaced=windows))
+    assert (written.rows, written.refused) == (1, 2)
+    assert place.rows() == [("b", 1), ("c", 2)]
+    with pytest.raises(SinkError, match="identified by n, and its sink replaces no rows by that"):
+        place.sink(**MERGE).write(rows, replace(attempt(time=LAST), replaced=windows))
+
+
 class _Model:
     """Hold what PostgresSink's table would have: for each key, the row of the newest batch that had it."""
 
     def __init__(self) -> None:
         self.rows: dict[str, tuple[datetime, int]] = {}
 
-    def merge(self, time: datetime, rows: Sequence[tuple[str, int]]) -> None:
+    def merge(self, time: datetime, rows: Sequence[tuple[str, int]], windows: Sequence[str]) -> None:
         keys = dict(rows)
-        self.rows = {key: row for key, row in self.rows.items() if row[0] != time or key in keys}
+        self.rows = {
+            key: row
+            for key, row in self.rows.items()
+            if key in keys or (row[0] != time and (row[0] > time or key not in windows))
+        }
         for key, number in keys.items():
             if key not in self.rows or self.rows[key][0] <= time:
                 self.rows[key] = (time, number)
 
 
+_WORD = st.sampled_from(["a", "b", "c", "d", "e\u00e9", ""])
 _BATCHES = st.lists(
     st.tuples(
         st.integers(0, 3),
-        st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e\u00e9", ""]), st.integers(0, 9), max_size=4),
+        st.dictionaries(_WORD, st.integers(0, 9), max_size=4),
+        st.none() | st.lists(_WORD, max_size=3),
     ),
     min_size=1,
     max_size=6,
@@ -301,15 +344,18 @@ _BATCHES = st.lists(
 @settings(max_examples=examples(40), deadline=None)
 @given(batches=_BATCHES, partitions=st.sampled_from([(), ("bucket(2, word)",), ("truncate(1, word)", "n")]))
 def test_any_batches_in_any_order_leave_the_rows_of_the_newest(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[int, dict[str, int]]], partitions: tuple[str, ...]
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[tuple[int, dict[str, int], list[str] | None]],
+    partitions: tuple[str, ...],
 ) -> None:
     place, model, attempts = Place(tmp_path_factory.mktemp("merged")), _Model(), dict.fromkeys(range(4), 0)
-    for at_time, rows in batches:
+    for at_time, rows, windows in batches:
         attempts[at_time] += 1
         time = TIME + timedelta(seconds=at_time)
-        model.merge(time, list(rows.items()))
+        model.merge(time, list(rows.items()), windows or [])
         sink = place.sink(**MERGE, partition_by=partitions)
-        sink.write(words(*rows.items()), attempt(attempts[at_time], time=time))
+        replaced = None if windows is None else _windows("word", *windows)
+        sink.write(words(*rows.items()), replace(attempt(attempts[at_time], time=time), replaced=replaced))
         assert place.rows() == sorted((key, number) for key, (_, number) in model.rows.items())
 
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, Row
 
-    from orchestration.declarations.pipeline import Output, Stream
-    from orchestration.declarations.state.event_time import EventOutput, EventTime
+    from orchestration.declarations.pipeline import Output
+    from orchestration.declarations.state.event_time import EventOutput, EventTime, TimedStream
     from orchestration.state.state_schema import StateSchema
 
 #: The time by which keys expire while there is no watermark.
@@ -273,7 +273,7 @@ def _ddl(frame: DataFrame) -> str:
     return kind
 
 
-def _partition_columns(stream: Stream) -> list[str]:
+def _partition_columns(stream: TimedStream) -> list[str]:
     """Return the columns of the records that name their partition."""
     source, records = stream.source, stream.records
     if records is None:

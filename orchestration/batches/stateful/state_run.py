@@ -81,7 +81,7 @@ class StateRun:
         self.clock = attempt.batch_time
         self._event: EventBatch | None = None
         self._base: _Base | None = None
-        self._found: DataFrame | None = None
+        self._cached: list[DataFrame] = []
         self._forward = forward
         #: The identities of the windows whose rows the result replaces.
         self.replaced: DataFrame | None = None
@@ -180,8 +180,11 @@ class StateRun:
                 **self._stores,
             )
         # The result and the changed state are both computed of it.
-        self._found = found.persist()
-        return self._found
+        return self._persisted(found)
+
+    def _persisted(self, frame: DataFrame) -> DataFrame:
+        self._cached.append(persisted := frame.persist())
+        return persisted
 
     def _find_base(self, session: SparkSession) -> _Base:
         """Return what the version is made of. Raises SinkError."""
@@ -259,6 +262,8 @@ class StateRun:
             )
 
         retry_statement(self._engine, begin, f"version of the state of {attempt.name}")
+        # The result is mostly computed of them, and has then the same values, whatever the function draws at random.
+        changes = self._persisted(changes)
         whole = changes if base.whole is None else changed(base.whole, changes, self.schema, self.clock)
         written = write_state(
             session,
@@ -276,7 +281,13 @@ class StateRun:
             **self._stores,
         )
         retry_statement(self._engine, lambda connection: self._note(connection, written), f"state of {attempt.name}")
-        self.changed = ChangedState(written.changed, written.deleted, written.keys, written.bytes)
+        counts = (written.changed, written.deleted, written.keys, written.bytes)
+        progress = None if self._event is None else self._event.progress
+        self.changed = ChangedState(
+            *counts,
+            watermark=None if progress is None else progress.watermark,
+            late=None if progress is None else progress.late,
+        )
 
     def _note(self, connection: sa.Connection, written: WrittenState) -> None:
         progress = None if self._event is None else self._event.progress
@@ -300,8 +311,8 @@ class StateRun:
 
     def close(self) -> None:
         """Let go of what was cached for the output's function, and by it."""
-        if self._found is not None:
-            self._found.unpersist()
+        for frame in self._cached:
+            frame.unpersist()
         if self._event is not None:
             self._event.release()
         if (release := getattr(self._output.function, "release", None)) is not None:

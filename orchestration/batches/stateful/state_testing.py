@@ -70,7 +70,7 @@ class TestedState:
         self._event = event
 
     def release(self) -> None:
-        """Let go of what was cached for the result."""
+        """Let go of what the batch has cached, once its result is there."""
         if self._event is not None:
             self._event.release()
 

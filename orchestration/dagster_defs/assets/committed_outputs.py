@@ -75,6 +75,10 @@ def state_metadata(state: ChangedState) -> Metadata:
     }
     if state.keys is not None:
         values["state_keys"] = dg.MetadataValue.int(state.keys)
+    if state.late is not None:
+        values["state_late_records"] = dg.MetadataValue.int(state.late)
+    if state.watermark is not None:
+        values["state_watermark"] = dg.MetadataValue.text(state.watermark.isoformat())
     return values
 
 

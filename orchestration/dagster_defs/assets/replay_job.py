@@ -1,7 +1,7 @@
 """Define `PIPELINE_replay`, which runs finished batches again from the launchpad, and report replays to Dagster.
 
 The output assets replay too when they are materialized without a configuration or backfilled by partition. All of them
-use `replay_in_dagster`.
+use `replay_in_dagster`. The job also runs replays forward (`forward_in_dagster`).
 """
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
@@ -13,6 +13,8 @@ from pydantic import Field
 
 from orchestration.batches.batch_schedule import FIRST_TAG, PIPELINE_TAG, replay_job_name
 from orchestration.dagster_defs.assets.committed_outputs import CommittedOutputs
+from orchestration.dagster_defs.assets.forward_replay import ForwardChoice, forward_in_dagster
+from orchestration.dagster_defs.assets.replay_tags import COUNT_TAG, KIND_TAG, LAST_TAG, REPLAY_KIND
 from orchestration.dagster_defs.shared.run_errors import tag_cause
 from orchestration.dagster_defs.shared.spark_resource import SPARK_RESOURCE, SparkResource, batch_session
 from orchestration.declarations.pipeline import Pipeline
@@ -27,12 +29,6 @@ from orchestration.replays.replay_choice import (
 )
 from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.connection.engine import connect_once
-
-KIND_TAG = "forebay/kind"
-REPLAY_KIND = "replay"
-# Tags that say what a run replays, so that it can be found, beside FIRST_TAG: the last batch time, and their number.
-LAST_TAG = "forebay/replays_to"
-COUNT_TAG = "forebay/replays"
 
 
 class ReplayConfig(dg.Config):
@@ -53,6 +49,15 @@ class ReplayConfig(dg.Config):
     quarantined: bool = Field(
         default=False,
         description="Run quarantined batches only; with an empty from_time: all of them.",
+    )
+    forward: bool = Field(
+        default=False,
+        description="Of one output with a state: run the batch at from_time with the state that it had, and then every "
+        "later batch. New batches of the output wait meanwhile.",
+    )
+    state_replay: int = Field(
+        default=0,
+        description="Go on with this replay forward, by its number, or with its undoing; all else is ignored. 0: none.",
     )
 
 
@@ -138,12 +143,17 @@ def replay_job(pipeline: Pipeline, spark: object | None = None) -> dg.JobDefinit
     @dg.op(
         name=replay_op_name(pipeline.name),
         description=f"Runs finished batches of {pipeline.name} again, with the blocks that they had, and replaces "
-        "their outputs.",
+        "their outputs; or an output with a state from one of them on.",
     )
     def replay(
         context: dg.OpExecutionContext, config: ReplayConfig, forebay_spark: dg.ResourceParam[SparkResource]
     ) -> None:
         newest_failed = config.from_time.strip() == NEWEST_FAILED
+        if config.forward or config.state_replay:
+            from_time = None if newest_failed else parsed_time(config.from_time)
+            choice = ForwardChoice(from_time, config.outputs, config.state_replay or None)
+            forward_in_dagster(context, pipeline, forebay_spark, choice)
+            return
         replay_in_dagster(
             context,
             pipeline,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.batches.batch_schedule import FIRST_TAG, LEFT_FOR, is_begun_replay, replay_job_name
-from orchestration.dagster_defs.assets.replay_job import LAST_TAG
+from orchestration.dagster_defs.assets.replay_tags import LAST_TAG
 from orchestration.replays.replay_run import AGAIN_TAG, FOLLOWS_TAG, REPLAY_TAG, REQUEST_TAG
 from tracker_store.batches.batches import end_of_run
 from tracker_store.schema.states import AttemptState

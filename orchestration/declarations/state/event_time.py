@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from orchestration.declarations.declaration_error import DeclarationError
 from orchestration.declarations.state.declared import DEFAULT_BUCKETS, OnStateFailure, State
@@ -19,8 +19,9 @@ from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestration.declarations.pipeline import Stream
     from orchestration.declarations.sink import Sink
+    from receiver_runtime.sources.records.declared import Records
+    from receiver_runtime.sources.source import Source
 
 #: The columns that a function finds beside those of the records.
 WINDOW_START, WINDOW_END = "window_start", "window_end"
@@ -34,11 +35,25 @@ _MICROSECOND = timedelta(microseconds=1)
 _NO_TIME = timedelta(0)
 
 
+class TimedStream(Protocol):
+    """Be a stream, as ``orchestration.declarations.pipeline`` declares it, which imports this module."""
+
+    name: str
+    source: Source
+    records: Records | None
+
+
 class EventTime:
     """Declare an input whose records have a time of their own. Made by `Stream.by_event_time`."""
 
     def __init__(
-        self, stream: Stream, column: str, *, lateness: str | timedelta, idle: str | timedelta, ahead: str | timedelta
+        self,
+        stream: TimedStream,
+        column: str,
+        *,
+        lateness: str | timedelta,
+        idle: str | timedelta,
+        ahead: str | timedelta,
     ) -> None:
         where = f"event time of stream {stream.name!r}"
         if not isinstance(column, str) or not column.strip():

@@ -26,6 +26,7 @@ from orchestration.dagster_instance.dagster_client import (
     DagsterError,
     DagsterUnansweredError,
 )
+from orchestration.replays.forward_choice import check_begin, output_to_replay
 from orchestration.replays.replay_choice import ReplayChoice, ReplayError, batches_to_replay, check_output_names
 from orchestration.replays.replay_run import (
     AGAIN_TAG,
@@ -178,14 +179,18 @@ class Writes:
 
     async def _replay(self, request: Request) -> Response:
         self._check(request)
-        body = _only(await _body(request), "outputs", "failedOutputsOnly")
+        body = _only(await _body(request), "outputs", "failedOutputsOnly", "forward")
         outputs, failed_only = body.get("outputs", []), body.get("failedOutputsOnly", False)
         if not (isinstance(outputs, list) and all(isinstance(name, str) for name in outputs)):
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"outputs: {outputs!r:.200} is no list of names")
-        if not isinstance(failed_only, bool):
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"failedOutputsOnly: {failed_only!r:.200} is not true or false")
+        forward = body.get("forward", False)
+        for name, value in (("failedOutputsOnly", failed_only), ("forward", forward)):
+            if not isinstance(value, bool):
+                raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name}: {value!r:.200} is not true or false")
+        if failed_only and forward:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "forward replaces results: send it without failedOutputsOnly")
         key = _key_of(request)
-        wanted = await run_in_threadpool(self._wanted, request, tuple(outputs), failed_only)
+        wanted = await run_in_threadpool(self._wanted, request, tuple(outputs), failed_only, forward)
         assert self._dagster is not None
         client = self._dagster.client()
         tags = {AGAIN_TAG: "once"} | ({} if key is None else {REQUEST_TAG: key})
@@ -217,12 +222,14 @@ class Writes:
         answer = {"runId": run_id, "run": f"{self._dagster.shown.rstrip('/')}/runs/{run_id}", "isNew": is_new}
         return _json(answer, HTTPStatus.ACCEPTED)
 
-    def _wanted(self, request: Request, outputs: tuple[str, ...], failed_only: bool) -> ReplayRequest:
+    def _wanted(self, request: Request, outputs: tuple[str, ...], failed_only: bool, forward: bool) -> ReplayRequest:
         pipeline, batch = self._find_batch(request)
         time = batch.batch_time
         declared = PipelineDeclaration.of(pipeline.declaration).outputs
         try:
             check_output_names(pipeline.name, declared=declared, outputs=outputs)
+            if forward:
+                outputs = (output_to_replay(pipeline.name, pipeline.declaration, outputs),)
         except ReplayError as error:
             raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
         if self._dagster is None:
@@ -234,6 +241,9 @@ class Writes:
         choice = ReplayChoice(time, time, failed_outputs_only=failed_only)
         try:
             with self._connect() as connection:
+                if forward:
+                    check_begin(connection, pipeline.name, pipeline.pipeline_id, outputs[0], time)
+                    return ReplayRequest(pipeline.name, ReplayChoice(time), outputs, forward=True)
                 batches_to_replay(connection, pipeline.pipeline_id, choice)
         except ReplayError as error:
             raise HTTPException(HTTPStatus.CONFLICT, str(error)) from error

@@ -92,6 +92,14 @@ _FOREBAY: Mapping[str, tuple[tuple[str, ...], str]] = {
         _OUTPUT,
         "1 while a replay forward of the output is not finished, for which its new batches wait, else 0",
     ),
+    "forebay_watermark_lag_seconds": (
+        _OUTPUT,
+        "Time from the watermark of an output by event time to the newest batch in its state; no value: it has none",
+    ),
+    "forebay_late_records_total": (
+        _OUTPUT,
+        "Records that were too late for all their windows, of all batches in the output's state",
+    ),
     "forebay_stream_receivers": ((*_SUM, "state"), "Receivers of the stream in this state"),
     "forebay_stream_degraded_receivers": (
         (*_SUM, "cause"),
@@ -292,6 +300,13 @@ def _pipelines(progress: SystemProgress) -> Iterator[_Sample]:
         yield "forebay_state_keys", labels, kept.keys
         yield "forebay_state_bytes", labels, kept.bytes
         yield "forebay_state_replay", labels, kept.replay is not None
+        lag_of_watermark = kept.watermark_lag
+        yield (
+            "forebay_watermark_lag_seconds",
+            labels,
+            None if lag_of_watermark is None else lag_of_watermark.total_seconds(),
+        )
+        yield "forebay_late_records_total", labels, kept.late_total
     for stored in progress.codecs:
         labels = (stored.stream, stored.codec)
         yield "forebay_stream_stored_blocks_total", labels, stored.blocks

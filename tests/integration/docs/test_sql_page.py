@@ -95,6 +95,15 @@ ANSWERS: dict[str, list[dict[str, object]]] = {
     "What is in force of each state, and how much is stored?": [
         {"pipeline": "words", "output": "counts", "batch_time": COMPLETED, "keys": 4, "versions": 1, "replay": None}
     ],
+    "How far is event time, and which source holds the watermark back?": [
+        {
+            "output": "counts",
+            "behind": timedelta(seconds=70),
+            "late_total": 2,
+            "slowest_source": "1",
+            "behind_the_others": timedelta(seconds=9),
+        }
+    ],
     "What happened around that time?": [
         {"event": "epoch claimed", "whose": "lines/1"},
         {"event": "block added", "first_sequence": 2},

@@ -1,4 +1,4 @@
-"""Check docs/how-to/testing.md, parse-records.md and state.md: the tests of their pipelines pass for a reader."""
+"""Check the pages of docs/how-to that test a pipeline: the tests of their pipelines pass for a reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to"
-PAGES = ("testing.md", "parse-records.md", "state.md")
+PAGES = ("testing.md", "parse-records.md", "state.md", "event-time.md")
 _FILES = re.compile(r"^```python file=(\w+)\.py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _STATEMENTS = re.compile(r"^```sql runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -61,7 +61,9 @@ class FrameWithoutSpark:
         return self.mapInArrow(lambda batches: (one.select(list(names)) for one in function(batches)), "")
 
     def toArrow(self) -> pa.Table:  # noqa: N802
-        """Return what `collect` returns; a table without columns of no rows."""
+        """Return the rows, or what `collect` returns of their function; then a table without columns of no rows."""
+        if self._function is None:
+            return pa.Table.from_batches([self.batch(rows) for rows in self._partitions])
         answers = self.collect()
         return pa.Table.from_pylist(answers) if answers else pa.table({"block": pa.array([], pa.binary())})
 

@@ -39,6 +39,13 @@ class Given:
         """Return this frame."""
         return self
 
+    def persist(self) -> Given:
+        """Return this frame, whose rows are here already."""
+        return self
+
+    def unpersist(self) -> None:
+        """Do nothing."""
+
 
 class _Column:
     def __init__(self, name: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
@@ -14,7 +15,7 @@ from pyiceberg.catalog import load_catalog
 from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
 from orchestration.declarations.settings import Settings
 from orchestration.spark.session.session import spark_session
-from tests.integration.orchestration.target_database import Target, attempt
+from tests.integration.orchestration.target_database import TIME, Target, attempt
 from tests.support.sinks.upkeep import keep_hour
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from orchestration.declarations.sink import Sink
     from orchestration.sinks.postgres.postgres_staging import Staging
 
     Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -94,6 +96,32 @@ def test_a_task_that_is_run_again_after_its_copy_does_not_double_its_rows(
     sink.write(frame(session, *((f"w{n}", n) for n in range(20))), attempt())
     assert target.counts() == sorted((f"w{n}", n) for n in range(20))
     assert target.staging() == []
+
+
+@pytest.mark.parametrize("kind", ["delta", "postgres"])
+def test_tasks_name_the_windows_whose_rows_are_replaced(
+    session: SparkSession, target: Target, tmp_path: Path, kind: str
+) -> None:
+    merge: dict[str, Any] = {"mode": "merge", "key": ["start", "word"]}
+    made: dict[str, Callable[[], Sink]] = {
+        "delta": lambda: DeltaSink(tmp_path / "counts", **merge),
+        "postgres": lambda: PostgresSink(EnvVar("TARGET_URL"), "counts", **merge),
+    }
+    sink = made[kind]()
+
+    def sessions(*rows: tuple[str, int]) -> DataFrame:
+        return frame(session, *rows).selectExpr("timestamp_seconds(n * 60) AS start", "word", "n")
+
+    sink.write(sessions(*((word, n) for word in "abc" for n in range(6))), attempt())
+    windows = sessions(*(("any", n) for n in range(6) for _ in range(2) if n != 3)).select("start")
+    later = replace(attempt(time=TIME + timedelta(seconds=10)), replaced=windows)
+    sink.write(sessions(("a", 1), ("d", 5)), later)
+    reads: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "delta": lambda: DeltaTable(tmp_path / "counts").to_pyarrow_table(columns=["word", "n"]).to_pylist(),
+        "postgres": lambda: [{"word": word, "n": n} for word, n in target.counts()],
+    }
+    found = reads[kind]()
+    assert sorted((row["word"], row["n"]) for row in found) == [("a", 1), ("a", 3), ("b", 3), ("c", 3), ("d", 5)]
 
 
 def test_the_copy_of_a_speculative_task_that_lost_does_not_count(session: SparkSession, target: Target) -> None:

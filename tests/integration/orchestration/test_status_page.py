@@ -207,6 +207,14 @@ def test_a_pipeline_shows_the_states_of_its_outputs(log: Log, url: str) -> None:
     stated.run(1, next_expiry=batch_time(9))
     shown = f"{OUTPUT} {batch_time(1):%Y-%m-%d %H:%M:%S} – 400 B {batch_time(9):%Y-%m-%d %H:%M:%S}"  # noqa: RUF001
     assert f"{shown} –" in text_of(ask(url, WORDS).text)  # noqa: RUF001
+    assert "Watermark" not in ask(url, WORDS).text
+    common = {"stream": "lines", "seen": batch_time(2).isoformat(), "idle": False}
+    latest = batch_time(2) - 3 * INTERVAL
+    sources = [{**common, "source": "2:0", "latest": latest.isoformat()}]
+    stated.run(2, watermark=latest - 3 * INTERVAL, late=1_234, event_times=sources, next_expiry=batch_time(9))
+    far = f"{latest - 3 * INTERVAL:%Y-%m-%d %H:%M:%S} 1 min lines/2:0 {latest:%Y-%m-%d %H:%M:%S} 1,234"
+    shown = f"{OUTPUT} {batch_time(2):%Y-%m-%d %H:%M:%S} – 400 B {batch_time(9):%Y-%m-%d %H:%M:%S} {far}"  # noqa: RUF001
+    assert f"{shown} –" in text_of(ask(url, WORDS).text)  # noqa: RUF001
     replay = begin_state_replay(log.connection, pipeline_id=log.pipeline_id, output=OUTPUT, from_time=batch_time(1))
     said = f"replay {replay}, RUNNING: no result is from replay {replay} yet"
     assert f"{shown} {said}" in text_of(ask(url, WORDS).text)

@@ -18,8 +18,10 @@ from orchestration.tracker.http.http_writes import ReplayDagster
 from orchestration.tracker.http.listen_address import ListenAddress
 from tests.support.dagster.replaying_webserver import ReplayingDagster, replaying_dagster
 from tests.support.driver_log.log import INTERVAL, NOON, Log, make_log
+from tests.support.driver_log.stated_log import make_stated_log
 from tests.support.servers.tracker_answers import Answer, answer_to, served
 from tracker_store.batches.pipelines import apply_pipeline
+from tracker_store.batches.state_replays import begin_state_replay, stop_state_replay
 from tracker_store.receivers.receivers import placements
 from tracker_store.reports.listener_events import newest_events
 from tracker_store.schema.states import DesiredState, ReceiverState
@@ -306,6 +308,29 @@ def test_a_replay_with_a_key_is_launched_once_also_after_its_run_has_ended(
     assert len(dagster.launched) == 2
 
 
+def test_a_replay_forward_is_launched_unless_another_one_is_unfinished(
+    engine: sa.Engine, connection: sa.Connection, home: Path, dagster: ReplayingDagster
+) -> None:
+    stated = make_stated_log(connection)
+    stated.run(1)
+    stated.run(2)
+    with serving(engine, home, dagster=dagster) as url:
+        first = post(url, REPLAY, b'{"forward": true}')
+        assert (first.status, first.json["isNew"]) == (202, True), first.text
+        assert post(url, REPLAY, b'{"outputs": ["totals"], "forward": true}').json["runId"] == "run1"
+        [params] = dagster.launched
+        config = params["runConfigData"]["ops"]["words__replay"]["config"]
+        assert (config["from_time"], config["outputs"], config["forward"]) == (T1.isoformat(), ["totals"], True)
+        dagster.is_running = False
+        replay = begin_state_replay(connection, **stated.where, from_time=T1)
+        # As after the end of its run's process: another run goes on with it.
+        assert post(url, REPLAY, b'{"forward": true}').json["runId"] == "run2"
+        stop_state_replay(connection, replay)
+        refused = post(url, REPLAY, b'{"forward": true}')
+        assert (refused.status, "forebay state resume words totals" in refused.json["error"]) == (409, True)
+    assert len(dagster.launched) == 2
+
+
 def test_a_replay_does_not_wait_for_long_while_another_launch_hangs(
     url: str, log: Log, dagster: ReplayingDagster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +358,10 @@ def test_a_replay_does_not_wait_for_long_while_another_launch_hangs(
         (b'{"outputs": "counts"}', "no list"),
         (b'{"outputs": [1]}', "no list"),
         (b'{"failedOutputsOnly": 1}', "not true or false"),
-        (b'{"output": ["counts"]}', "outputs, failedOutputsOnly"),
+        (b'{"forward": "yes"}', "forward: 'yes' is not true or false"),
+        (b'{"forward": true, "failedOutputsOnly": true}', "without failedOutputsOnly"),
+        (b'{"forward": true}', "has no output with a state"),
+        (b'{"output": ["counts"]}', "outputs, failedOutputsOnly, forward"),
     ],
 )
 def test_a_replay_that_is_not_understood_is_refused_before_dagster_is_asked(

@@ -141,7 +141,23 @@ def _complete(connection: sa.Connection, log: Log, process_id: int) -> None:
     }
     begin_version(connection, **version, read=None, schema_version=1, schema={}, buckets=1, folder="state/1/counts/1")
     frames = [[0, "state/1/counts/1/1.segment", 0, 300, 7, 4, 1, None]]
-    note_version(connection, **version, frames=frames, keys=4, changed=4, deleted=0, bytes=300, next_expiry=None)
+    seen = {"stream": "lines", "seen": COMPLETED.isoformat(), "idle": False}
+    note_version(
+        connection,
+        **version,
+        frames=frames,
+        keys=4,
+        changed=4,
+        deleted=0,
+        bytes=300,
+        next_expiry=None,
+        watermark=COMPLETED - 70 * _SECOND,
+        event_times=[
+            {**seen, "source": "1", "latest": (COMPLETED - 10 * _SECOND).isoformat()},
+            {**seen, "source": "2", "latest": (COMPLETED - _SECOND).isoformat()},
+        ],
+        late=2,
+    )
     commit_batch(connection, log.pipeline_id, COMPLETED, "counts", location="data/counts/attempt=1", rows=4, state=True)
     batches.complete_batch(connection, pipeline_id=log.pipeline_id, batch_time=COMPLETED, attempt=1, outputs=["counts"])
     backdate_completion(connection, log.pipeline_id, COMPLETED)

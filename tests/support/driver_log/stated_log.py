@@ -108,6 +108,7 @@ class StatedLog:
         *,
         replay: int | None = None,
         schema_version: int = 1,
+        value: str = "n",
         buckets: int = BUCKETS,
     ) -> str:
         """Begin a version; return its folder."""
@@ -119,7 +120,7 @@ class StatedLog:
             attempt=attempt,
             read=read,
             schema_version=schema_version,
-            schema={"key": [["user", "string"]]},
+            schema={"key": [["user", "string"]], "value": [[value, "bigint"]]},
             buckets=buckets,
             folder=folder,
             replay=replay,
@@ -133,6 +134,9 @@ class StatedLog:
         frames: Sequence[list[Any]] | None = None,
         *,
         next_expiry: datetime | None = None,
+        watermark: datetime | None = None,
+        event_times: Sequence[dict[str, Any]] | None = None,
+        late: int | None = None,
     ) -> None:
         """Note a version's frames; by default one full frame of each bucket."""
         if frames is None:
@@ -148,6 +152,9 @@ class StatedLog:
             deleted=0,
             bytes=100 * len(frames),
             next_expiry=next_expiry,
+            watermark=watermark,
+            event_times=event_times,
+            late=late,
         )
 
     def commit(self, time: datetime, attempt: int, *, state_attempt: int | None = None, state: bool = True) -> None:
@@ -207,23 +214,30 @@ class StatedLog:
         frames: Sequence[list[Any]] | None = None,
         next_expiry: datetime | None = None,
         allocate: bool = True,
+        **event_time: Any,  # noqa: ANN401  as `note` takes it
     ) -> VersionKey:
         """Run a batch from its allocation to its end; return its version."""
         time = self.allocate(number) if allocate else batch_time(number)
         self.claim(time, attempt)
         self.begin(time, attempt, self.to_read(time).head)
-        self.note(time, attempt, frames, next_expiry=next_expiry)
+        self.note(time, attempt, frames, next_expiry=next_expiry, **event_time)
         self.commit(time, attempt)
         self.complete(time, attempt)
         return VersionKey(time, attempt)
 
-    def replay(self, time: datetime, *, forward: int | None = None) -> VersionKey:
+    def replay(
+        self,
+        time: datetime,
+        *,
+        forward: int | None = None,
+        **event_time: Any,  # noqa: ANN401  as `note` takes it
+    ) -> VersionKey:
         """Replay a batch from its claim to its end, of a replay forward if it is given; return its version."""
         attempt = self.claim_replay(time, forward=forward)
         found = self.to_read(time, forward=forward)
         if found.restores is None:
             self.begin(time, attempt, found.head, replay=forward)
-            self.note(time, attempt)
+            self.note(time, attempt, **event_time)
         self.commit(time, attempt, state_attempt=found.restores)
         self.complete_replay(time, attempt)
         return VersionKey(time, attempt if found.restores is None else found.restores)
@@ -289,3 +303,43 @@ def make_stated_log(connection: sa.Connection) -> StatedLog:
     log = make_log(connection)
     apply_pipeline(connection, name="words", declaration=DECLARATION, stream_ids=[log.stream_id], interval=INTERVAL)
     return StatedLog(log)
+
+
+_FILL = """
+    WITH numbers AS (
+        SELECT n, CAST(:first AS timestamptz) + n * interval '10 s' AS at FROM generate_series(0, :n) AS n
+    ), versions AS (
+        INSERT INTO forebay.state_versions (pipeline_id, output, batch_time, attempt, ordinal, read_batch_time,
+            read_attempt, schema_version, schema, buckets, folder, frames, bytes, created_at, committed_at)
+        SELECT :p, :o, at, 1, n + 1, CASE WHEN n > 0 THEN at - interval '10 s' END, CASE WHEN n > 0 THEN 1 END, 1, '{}',
+            4, 'f' || n, jsonb_build_array(jsonb_build_array(0, 'p' || n, 0, 1, 1, 1, n % 32 = 0, NULL)), 1,
+            clock_timestamp() - interval '2 h', clock_timestamp() - interval '2 h' + n * interval '1 s'
+        FROM numbers
+    ), made AS (
+        INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, attempt, records, bytes, blocks,
+            completed_at)
+        SELECT :p, at, at, 'COMPLETED', 1, 0, 0, 0, clock_timestamp() FROM numbers
+    ), commits AS (
+        INSERT INTO forebay.output_commits (pipeline_id, output, batch_time, attempt, location, rows, state_attempt)
+        SELECT :p, :o, at, 1, '/1', 1, 1 FROM numbers
+    )
+    INSERT INTO forebay.state_heads (pipeline_id, output, batch_time, attempt, schema_version, schema, buckets)
+    SELECT :p, :o, at, 1, 1, '{}', 4 FROM numbers WHERE n = :n
+"""
+
+
+def filled_stated_log(connection: sa.Connection, versions: int) -> StatedLog:
+    """Make a log with a state of as many versions; a replay forward may begin at any of them."""
+    stated = make_stated_log(connection)
+    connection.execute(
+        sa.text(_FILL), {"first": batch_time(1), "n": versions - 1, "p": stated.pipeline_id, "o": OUTPUT}
+    )
+    connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = :last, retention = interval '1 year' * 10"),
+        {"last": batch_time(versions)},
+    )
+    stated.allocate(versions + 1)
+    stated.claim(batch_time(versions + 1))
+    connection.exec_driver_sql("ANALYZE")
+    connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+    return stated

@@ -30,6 +30,7 @@ from tracker_store.blocks.blocks import BlockHandle, NewBlock, add_blocks
 from tracker_store.blocks.segments import open_segment
 from tracker_store.receivers.receivers import placements
 from tracker_store.retention.cleanup import clean_up_receiver
+from tracker_store.schema.declarations import PipelineDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +144,8 @@ class System:
             ),
             {"t": time - timedelta(minutes=1)},
         )
-        ReceivedBlockTracker(self.connection, pipeline.pipeline_id).allocate_blocks_to_batch(time)
+        windows = PipelineDeclaration.of(pipeline.declaration).deciding_windows
+        ReceivedBlockTracker(self.connection, pipeline.pipeline_id).allocate_blocks_to_batch(time, windows=windows)
         return time
 
     def run(self, pipeline: Pipeline, time: datetime, attempt: int) -> list[OutputResult]:

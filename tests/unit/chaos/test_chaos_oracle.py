@@ -113,6 +113,22 @@ def test_totals_are_of_all_batches_up_to_their_own() -> None:
     assert "12:00:20" in violation.text, "the batch has no record"
 
 
+def test_event_windows_have_all_records_but_those_that_are_too_late() -> None:
+    step = timedelta(seconds=6)
+    # Record 3 comes too late for the window that begins at -100.
+    batches = {NOON: [11, 1, 2], NOON + step: [220], NOON + 2 * step: [3, 12]}
+    times = {number: oracle.event_time(number) for numbers in batches.values() for number in numbers}
+    assert times == {11: 11, 1: -79, 2: -158, 220: 220, 3: -17, 12: -68}
+    right = {0: (1, 11), -100: (1, 1), -200: (1, 2), 200: (1, 220)}
+    assert oracle.wrong_event_windows(oracle.EventWindows(right, batches)) == []
+    for wrong in (right | {-100: (2, 4)}, right | {0: (1, 12)}, right | {300: (1, 300)}, {**right, 200: (0, 0)}):
+        [violation] = oracle.wrong_event_windows(oracle.EventWindows(wrong, batches))
+        assert violation.kind == "event window"
+    del right[-200]
+    [violation] = oracle.wrong_event_windows(oracle.EventWindows(right, batches))
+    assert "-200 has None, and its records (1, 2)" in violation.text
+
+
 def test_window_covers_only_its_own_sources() -> None:
     assert oracle.wrong_windows({NOON: batch(1) + batch(5, source="socket")}, {NOON: window(1, 1)}) == []
 

@@ -106,7 +106,7 @@ class FakeSystem:
         return code, output.getvalue()
 
 
-def publish_flights(rows: int | None = None) -> Callable[[Path], None]:
+def publish_flights(rows: int | None = None, running_rows: int | None = None) -> Callable[[Path], None]:
     def publish(output: Path) -> None:
         table = read_flights().slice(0, rows)
         grouped = table.group_by(["carrier", "origin"]).aggregate(
@@ -117,11 +117,21 @@ def publish_flights(rows: int | None = None) -> Callable[[Path], None]:
         made = {"carrier": grouped["carrier"], "origin": grouped["origin"]} | {
             name: grouped[column] for name, column in zip(names, columns, strict=True)
         }
-        folder = output / "date=2025-01-01" / "hour=00" / "batch_time=1"
-        folder.mkdir(parents=True)
-        pq.write_table(pa.table(made), folder / "part-0.parquet")
+        write(output / "departure_delays", pa.table(made))
+        running = (
+            table.slice(0, running_rows)
+            .group_by("carrier")
+            .aggregate([([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")])
+        )
+        write(output / "running_totals", running.rename_columns(["carrier", *names[:3]]))
 
     return publish
+
+
+def write(path: Path, table: pa.Table) -> None:
+    folder = path / "date=2025-01-01" / "hour=00" / "batch_time=2025-01-01T00-00-00Z"
+    folder.mkdir(parents=True)
+    pq.write_table(table, folder / "part-0.parquet")
 
 
 def done(state: str = "COMPLETED", records: int = ROWS) -> ProgressSnapshot:
@@ -156,6 +166,14 @@ def test_a_wrong_count_is_exit_code_1(tmp_path: Path) -> None:
     assert code == 1
     assert "DIFFERENT" in text
     assert "336,775 flights published, the known answer is 336,776" in text
+
+
+def test_a_wrong_running_total_is_exit_code_1(tmp_path: Path) -> None:
+    publish = publish_flights(running_rows=ROWS - 1)
+    code, text = FakeSystem(publish=publish, looks=[done()]).run(tmp_path / "demo")
+    assert code == 1
+    assert "DIFFERENT: running total" in text
+    assert "flights published" not in text
 
 
 def test_json_is_the_only_output_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,15 +44,16 @@ def test_it_is_light_and_has_defaults() -> None:
     pipeline = found["pipelines"]["flights_by_carrier"]
     assert pipeline["interval_ms"] == 10_000
     assert pipeline["streams"] == ["flights"]
-    assert list(pipeline["outputs"]) == ["departure_delays"]
+    assert list(pipeline["outputs"]) == ["departure_delays", "running_totals"]
 
 
 def test_address_and_output_come_from_the_environment() -> None:
     found = declared(FOREBAY_DEMO_HOST="localhost", FOREBAY_DEMO_PORT="4711", FOREBAY_DEMO_OUTPUT="/srv/out")
     assert found["stream"]["source"]["host"] == "localhost"
     assert found["stream"]["source"]["port"] == 4711
-    sink = found["pipelines"]["flights_by_carrier"]["outputs"]["departure_delays"]["sink"]
-    assert "/srv/out" in json.dumps(sink)
+    outputs = found["pipelines"]["flights_by_carrier"]["outputs"]
+    for name in ("departure_delays", "running_totals"):
+        assert f"/srv/out/{name}" in json.dumps(outputs[name]["sink"])
 
 
 def test_the_output_lies_under_the_home_by_default() -> None:

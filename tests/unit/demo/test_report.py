@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from forebay.demo import comparison, flights, report
+from forebay.demo.comparison import RunningTotal
 from forebay.demo.progress import BatchFacts, ProgressSnapshot, Timings
 
 if TYPE_CHECKING:
@@ -31,14 +32,26 @@ def expected() -> dict[GroupKey, FlightTotals]:
     return comparison.expected_totals(flights.read_flights())
 
 
-def rendered(renderable: RenderableType) -> str:
+def running_of(totals: dict[GroupKey, FlightTotals]) -> dict[str | None, RunningTotal]:
+    parts = {name: [part for (carrier, _), part in totals.items() if carrier == name] for name, _ in totals}
+    return {
+        name: RunningTotal(
+            sum(part.flights for part in of_carrier),
+            sum(part.departures for part in of_carrier),
+            sum(part.delay_sum for part in of_carrier),
+        )
+        for name, of_carrier in parts.items()
+    }
+
+
+def rendered(renderable: RenderableType, width: int = 80) -> str:
     output = StringIO()
-    Console(file=output, width=80, force_terminal=False).print(renderable)
+    Console(file=output, width=width, force_terminal=False).print(renderable)
     return output.getvalue()
 
 
 def test_agreement_is_ok_in_every_row(expected: dict[GroupKey, FlightTotals]) -> None:
-    result = comparison.compare(expected, expected)
+    result = comparison.compare(expected, expected, running_of(expected))
     text = rendered(report.comparison_table(result))
     assert text.count(f" {report.SAME} ") == 17
     assert all(len(line) <= 80 for line in text.splitlines()), "wider than a plain terminal"
@@ -52,14 +65,28 @@ def test_agreement_is_ok_in_every_row(expected: dict[GroupKey, FlightTotals]) ->
 def test_a_wrong_count_is_different_with_its_group(expected: dict[GroupKey, FlightTotals]) -> None:
     wrong = dict(expected)
     wrong["UA", "EWR"] = replace(wrong["UA", "EWR"], flights=46_086)
-    result = comparison.compare(wrong, expected)
-    text = rendered(report.comparison_table(result))
+    result = comparison.compare(wrong, expected, running_of(expected))
+    text = rendered(report.comparison_table(result), width=120)
     assert text.count(f"{report.DIFFERENT}: flights") == 3  # carrier, all, group
     assert "UA EWR" in text
     assert "34 of 35" in text
     assert report.verdict(result).startswith("DIFFERENT")
     assert "58,664 flights published, the known answer is 58,665" in report.verdict(result)
     assert report.as_json(result, TIMINGS)["same"] is False
+
+
+def test_a_wrong_running_total_is_different_in_its_carrier(expected: dict[GroupKey, FlightTotals]) -> None:
+    running = running_of(expected)
+    running["UA"] = replace(running["UA"], flights=58_664)
+    result = comparison.compare(expected, expected, running)
+    text = rendered(report.comparison_table(result), width=120)
+    assert text.count(report.DIFFERENT) == 2  # carrier and all
+    assert "58,664" in text
+    assert "35 of 35" in text
+    assert report.verdict(result).startswith("DIFFERENT")
+    assert "UA: the running total is 58,664 flights, the known answer is 58,665" in report.verdict(result)
+    rows = {row["carrier"]: row["running_total"] for row in report.as_json(result, TIMINGS)["carriers"]}
+    assert (rows["UA"], rows["OO"]) == (58_664, 32)
 
 
 def test_the_timings_have_units(expected: dict[GroupKey, FlightTotals]) -> None:

@@ -4,8 +4,9 @@
 -- (`from_nothing`), such as when that version is gone, or was made by code that was wrong for long. The head stays
 -- where it is until the last batch is committed; until then no other batch of the output commits.
 -- Refused before anything is written if the first batch has no result of the output and was not quarantined, if another
--- replay of the output is unfinished, or if a version, or a block of a batch, is gone that the replay would read. From
--- here on clean-up keeps them. `steps` is how many versions are read back at most.
+-- replay of the output is unfinished, or if a version, or a block of a batch, is gone that the replay would read: for an
+-- output with a window, of the batches in its first window too. From here on clean-up keeps them. `steps` is how many
+-- versions are read back at most.
 -- Locks: the pipeline's row FOR SHARE, so that it is not removed, and its history not forgotten, meanwhile; the rows of
 -- its batches' receivers FOR SHARE, by id, which hold back clean-up of blocks; the output's head FOR UPDATE. What can
 -- still be read is checked in later statements.
@@ -25,17 +26,25 @@ DECLARE
     base_number integer;
     unfinished state_replays;
     gone_time timestamptz;
+    locked pipelines;
+    window_after timestamptz;   -- the first batch reads blocks of batches after this
 BEGIN
     outcome := 'refused';
-    PERFORM 1 FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR SHARE;
+    SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR SHARE;
     IF NOT FOUND THEN
         detail := format('pipeline %s is not there or was removed', pipeline);
         RETURN NEXT;
         RETURN;
     END IF;
+    SELECT from_at - greatest(interval '1 us', coalesce(max((i.value ->> 'length_ms')::bigint), 0) * interval '1 ms')
+    INTO window_after
+    FROM jsonb_array_elements(CASE jsonb_typeof(locked.declaration #> ARRAY['outputs', output_name, 'inputs'])
+                              WHEN 'array' THEN locked.declaration #> ARRAY['outputs', output_name, 'inputs']
+                              ELSE '[]' END) AS i
+    WHERE jsonb_typeof(i.value) = 'object';
     PERFORM 1 FROM receivers r
     WHERE r.id IN (SELECT a.receiver_id FROM batch_allocations a
-                   WHERE a.pipeline_id = pipeline AND a.batch_time >= from_at)
+                   WHERE a.pipeline_id = pipeline AND a.batch_time > window_after)
     ORDER BY r.id FOR SHARE;
     SELECT * INTO head FROM state_heads h WHERE h.pipeline_id = pipeline AND h.output = output_name FOR UPDATE;
     SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = from_at;
@@ -106,6 +115,28 @@ BEGIN
         outcome := 'not retained';
         detail := format('the state of output %s can''t be replayed from batch %s on: blocks of batch %s were cleaned '
                          'up, or given up', output_name, from_at, gone_time);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    -- As claim_replay, which decides it for each batch.
+    SELECT t.batch_time INTO gone_time FROM batches t
+    WHERE t.pipeline_id = pipeline AND t.batch_time > window_after AND t.batch_time < from_at
+      AND t.records > (
+          SELECT coalesce(sum(CASE WHEN lower(a.sequences) > r.low_mark THEN a.records ELSE (
+                     SELECT sum(b.records) FROM blocks b
+                     WHERE b.receiver_id = a.receiver_id AND b.sequence >= lower(a.sequences)
+                       AND b.sequence < upper(a.sequences)) END), 0)
+          FROM batch_allocations a
+          JOIN receivers r ON r.id = a.receiver_id
+          WHERE a.pipeline_id = pipeline AND a.batch_time = t.batch_time)
+    ORDER BY t.batch_time LIMIT 1;
+    IF gone_time IS NOT NULL
+       OR window_after < from_at - interval '1 us' AND locked.history_from > window_after + interval '1 us' THEN
+        outcome := 'not retained';
+        detail := format('the state of output %s can''t be replayed from batch %s on: its window begins after %s, and %s '
+                         'cleaned up', output_name, from_at, window_after,
+                         CASE WHEN gone_time IS NULL THEN format('batches before %s were', locked.history_from)
+                              ELSE format('blocks of batch %s were', gone_time) END);
         RETURN NEXT;
         RETURN;
     END IF;

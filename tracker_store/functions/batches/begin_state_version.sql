@@ -95,7 +95,8 @@ BEGIN
     SET ordinal = excluded.ordinal, read_batch_time = excluded.read_batch_time, read_attempt = excluded.read_attempt,
         schema_version = excluded.schema_version, schema = excluded.schema, buckets = excluded.buckets,
         folder = excluded.folder, replay_id = excluded.replay_id,
-        frames = NULL, keys = NULL, changed = NULL, deleted = NULL, bytes = NULL, next_expiry = NULL
+        frames = NULL, keys = NULL, changed = NULL, deleted = NULL, bytes = NULL, next_expiry = NULL,
+        watermark = NULL, event_times = NULL, late = NULL, late_total = NULL
     WHERE (v.read_batch_time, v.read_attempt, v.schema_version, v.schema, v.buckets, v.folder, v.replay_id)
           IS DISTINCT FROM
           (excluded.read_batch_time, excluded.read_attempt, excluded.schema_version, excluded.schema,

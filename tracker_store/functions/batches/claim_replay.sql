@@ -6,10 +6,13 @@
 -- It is refused, too, if it would compute an output with a state (`stateful`) that has a result, or that a later batch's
 -- version has gone past: the results after it depend on the state as it was. Then only a replay forward (`forward`) may
 -- run it, which runs the later ones too. What is read here only spares work: commit_output decides under the head's lock.
+-- It is refused, too, while another process runs the replay forward, or once this process was declared dead: one that
+-- was paused, and whose replay another process has taken over (take_state_replay), runs no further batch.
 -- A run that was launched again under its own id gets the attempt that it already has.
 -- Locks: the pipeline's row FOR SHARE (so that it is not removed, and its history not forgotten, meanwhile); the
 -- receivers' rows FOR SHARE, by id, which hold back clean-up of blocks until this attempt can be seen; the batch's row;
--- what can still be read is checked in a later statement.
+-- the replay forward's FOR SHARE, so that no other process takes it over meanwhile; what can still be read is checked in
+-- a later statement.
 CREATE FUNCTION forebay.claim_replay(
     pipeline bigint, at_time timestamptz, claiming_run text, claiming_process bigint, reach interval,
     stateful text[] DEFAULT NULL, forward bigint DEFAULT NULL)
@@ -74,12 +77,21 @@ BEGIN
     END IF;
 
     IF forward IS NOT NULL THEN
-        SELECT * INTO replay FROM state_replays r WHERE r.id = forward AND r.pipeline_id = pipeline;
+        SELECT * INTO replay FROM state_replays r WHERE r.id = forward AND r.pipeline_id = pipeline FOR SHARE;
         IF (replay.state IN ('RUNNING', 'UNDOING') AND at_time BETWEEN replay.from_time AND replay.to_time) IS NOT TRUE
         THEN
             outcome := 'held';
             detail := format('replay %s is %s, and has the batches from %s to %s', forward,
                              coalesce(replay.state, 'not there'), replay.from_time, replay.to_time);
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        IF EXISTS (SELECT FROM processes p
+                   WHERE p.id = replay.process_id AND p.id <> claiming_process AND p.ended_at IS NULL
+                      OR p.id = claiming_process AND p.ended_at IS NOT NULL) THEN
+            outcome := 'held';
+            detail := format('replay %s is run by process %s, and not by process %s', forward, replay.process_id,
+                             claiming_process);
             RETURN NEXT;
             RETURN;
         END IF;

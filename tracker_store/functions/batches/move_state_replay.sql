@@ -5,8 +5,10 @@
 -- (move_state_head), by a replay of each; batches that had none keep theirs, which the state then does not have.
 -- A COMPLETED one can be undone as long as no later batch has read its chain. When its undoing ends, the head is where
 -- it was when the replay began.
+-- `process` is the one that asks on behalf of the run that it has; null: a person does. One that has lost the replay to
+-- another moves nothing, and a person does not undo what a live process runs: it would compute the former results.
 -- Locks: the output's head FOR UPDATE, which every commit of the output holds; the replay is read in the next statement.
-CREATE FUNCTION forebay.move_state_replay(replay bigint, wanted text)
+CREATE FUNCTION forebay.move_state_replay(replay bigint, wanted text, process bigint DEFAULT NULL)
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -19,6 +21,7 @@ DECLARE
     old state_versions;
     left_to_undo timestamptz;
     discarded timestamptz;
+    runner processes;           -- that lives
 BEGIN
     SELECT * INTO found_replay FROM state_replays r WHERE r.id = replay;
     SELECT * INTO head FROM state_heads h
@@ -37,9 +40,14 @@ BEGIN
     WHERE v.pipeline_id = found_replay.pipeline_id AND v.output = found_replay.output
       AND v.batch_time BETWEEN found_replay.from_time AND found_replay.head_batch_time
       AND v.replay_id = replay AND v.replaced_attempt IS NOT NULL;
+    SELECT * INTO runner FROM processes p WHERE p.id = found_replay.process_id AND p.ended_at IS NULL;
     outcome := 'refused';
     detail := CASE
         WHEN found_replay.id IS NULL THEN format('there is no replay %s', replay)
+        WHEN process <> found_replay.process_id
+            THEN format('replay %s was taken over by process %s', replay, found_replay.process_id)
+        WHEN wanted = 'UNDOING' AND found_replay.state = 'RUNNING' AND runner.id IS NOT NULL AND process IS NULL
+            THEN format('replay %s is run by process %s on host %s: end that first', replay, runner.pid, runner.host)
         WHEN (found_replay.state, wanted) NOT IN (
                 ('RUNNING', 'STOPPED'), ('STOPPED', 'RUNNING'), ('RUNNING', 'UNDOING'), ('STOPPED', 'UNDOING'),
                 ('COMPLETED', 'UNDOING'), ('UNDOING', 'UNDONE'))

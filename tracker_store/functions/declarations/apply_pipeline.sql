@@ -6,6 +6,8 @@
 -- at_latest a new pipeline begins after the existing blocks: its cursors are placed in this transaction, so that no
 -- other session ever sees it without them. An existing pipeline keeps its place. The receivers of a stream that it read
 -- until now, and that nothing reads any more, are desired stopped: advance_stops lets them go on when something does.
+-- An output that is declared with a state, and was not until now, begins after the last batch time: its state does not
+-- wait for a batch before that, in which it was not computed.
 -- Locks: the pipeline's row, then the rows of its streams' receivers FOR SHARE, in the order of their ids: a clean-up
 -- that did not see the pipeline has ended before a batch of it gets any block. The newest rows are read after that. If
 -- it loses a stream, these rows and those of that stream's receivers FOR UPDATE, in the same order.
@@ -39,7 +41,15 @@ BEGIN
         declaration = excluded.declaration, stream_ids = excluded.stream_ids,
         batch_interval = excluded.batch_interval, retention = excluded.retention, applied_at = clock_timestamp(),
         -- A batch may have been decided since the caller looked: the next one's look finds the boundary then.
-        next_batch_time = CASE WHEN excluded.next_batch_time > p.last_batch_time THEN excluded.next_batch_time END
+        next_batch_time = CASE WHEN excluded.next_batch_time > p.last_batch_time THEN excluded.next_batch_time END,
+        states_after = coalesce((
+            SELECT jsonb_object_agg(o.key, CASE
+                WHEN jsonb_typeof(p.declaration #> ARRAY['outputs', o.key, 'state']) = 'object'
+                    THEN p.states_after -> o.key
+                ELSE to_jsonb(p.last_batch_time) END)
+            FROM jsonb_each(CASE jsonb_typeof(excluded.declaration -> 'outputs') WHEN 'object'
+                            THEN excluded.declaration -> 'outputs' ELSE '{}' END) AS o
+            WHERE jsonb_typeof(o.value -> 'state') = 'object'), '{}')
     -- xmax is 0 only if this statement inserted the row: no transaction has locked or updated it.
     RETURNING p.id, p.xmax = 0 INTO pipeline, is_new;
     IF lost = '{}' THEN

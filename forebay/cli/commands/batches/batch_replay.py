@@ -15,12 +15,11 @@ from rich.table import Table
 from forebay.cli.commands.batches.batch_bisect import declared_pipeline
 from forebay.cli.commands.batches.batch_times import LATEST, TIME_HELP, Outputs, PipelineName, bound_time, named_batch
 from forebay.cli.commands.batches.replay_following import ReplayedRow, ReplayRun
-from forebay.cli.commands.state.state_replay import replay_from
+from forebay.cli.commands.state.state_replay import Where, replay_from
 from forebay.cli.instance import names
-from forebay.cli.instance.dagster_home import URL_FILE, kept_token
 from forebay.cli.instance.database import database_url, driver_log
+from forebay.cli.instance.running_dagster import dagster_token, dagster_url
 from forebay.cli.services.running_module import UNLESS_GIVEN
-from forebay.cli.services.supervisor_lock import lock_holder
 from forebay.cli.terminal.confirmation import Yes  # noqa: TC001  Typer reads it
 from forebay.cli.terminal.console import Console
 from forebay.cli.terminal.spark_output import spark_output_in, without_stack
@@ -37,21 +36,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from orchestration.declarations.pipeline import Pipeline
-
-
-def dagster_url(settings: Settings) -> str | None:
-    """Return FOREBAY_DAGSTER_URL, else the webserver's URL of the `forebay up` that runs in this home, else None."""
-    if settings.dagster_url is not None:
-        return settings.dagster_url.reveal()
-    file = settings.home / "dagster" / URL_FILE
-    return file.read_text(encoding="utf-8") if lock_holder(settings.home) is not None and file.exists() else None
-
-
-def dagster_token(settings: Settings) -> str | None:
-    """Return the token of the webserver at `dagster_url`, or None if it needs none."""
-    if settings.dagster_token is not None or settings.dagster_url is not None:
-        return settings.webserver_token
-    return kept_token(settings.home / "dagster")
 
 
 def replay(
@@ -106,8 +90,9 @@ def replay(
     With --quarantined, and no times, all QUARANTINED batches run again, from the oldest on: after a fix.
 
     An output with a state is run again with --forward: the batch at TIME with the state that it had, and then every
-    later batch with the state that the one before it leaves. This process runs them, after a question. New batches of
-    the output wait; `forebay state resume` goes on with what was stopped, and `forebay state undo` takes it back.
+    later batch with the state that the one before it leaves. Dagster, or this process, runs them, after a question. New
+    batches of the output wait. Cancel the run in Dagster, or end this process, to stop it; `forebay state resume` goes
+    on with it, and `forebay state undo` takes it back.
 
     For example:
 
@@ -122,7 +107,7 @@ def replay(
         if from_time or to_time or failed_outputs_only or quarantined:
             message = "--forward runs TIME and every later batch: it takes no --from, --to, or choice of batches"
             raise typer.BadParameter(message)
-        _forward(pipeline, batch_time, output or [], module=module, yes=yes, as_json=as_json)
+        _forward(pipeline, batch_time, output or [], where=Where(local, module), yes=yes, as_json=as_json)
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     if batch_time and (from_time or to_time):
         message = "give TIME for one batch, or --from and --to for a range, not both"
@@ -176,9 +161,7 @@ def replay(
     raise typer.Exit(0 if all(row.outcome == "replayed" for row in rows) else 1)
 
 
-def _forward(
-    pipeline: str, batch_time: str, outputs: list[str], *, module: str | None, yes: bool, as_json: bool
-) -> NoReturn:
+def _forward(pipeline: str, batch_time: str, outputs: list[str], *, where: Where, yes: bool, as_json: bool) -> NoReturn:
     """Run the batch and every later one again, and exit."""
     if not batch_time:
         message = "--forward needs TIME, the first batch to run again"
@@ -186,7 +169,7 @@ def _forward(
     with driver_log(Console(stderr=True), application_name="forebay batches replay") as connection:
         pipeline_id = get_pipeline(connection, pipeline).pipeline_id
         first = named_batch(connection, pipeline_id, batch_time, pipeline=pipeline, latest_of=REPLAYABLE).batch_time
-    done = replay_from(pipeline, first, outputs, module=module, yes=yes, as_json=as_json)
+    done = replay_from(pipeline, first, outputs, where=where, yes=yes, as_json=as_json)
     raise typer.Exit(0 if done else 1)
 
 

@@ -1,31 +1,24 @@
-"""Launch a replay in Dagster and follow it, for `forebay batches replay`.
+"""Follow a replay in Dagster, for `forebay batches replay`.
 
-Dagster is asked for the run, and the driver log for what became of each batch. So an answer of Dagster's that is lost,
-or a webserver that is busy or gone, does not hide what was done. It launches another run of one request only if Dagster
+Dagster is asked for the run, and the driver log for what became of each batch. So a webserver that is busy or gone does
+not hide what was done. It launches another run of one request only if Dagster
 could not start the one before, or, once, if the driver log says that its process has ended, as with the code server.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestration.dagster_instance.dagster_client import (
-    CodeNotLoadedError,
-    DagsterClient,
-    DagsterError,
-    DagsterUnansweredError,
-    LaunchFailedError,
-)
-from orchestration.replays.replay_choice import ReplayError
-from orchestration.replays.replay_run import POLL_SECONDS, REQUEST_TAG, ReplayLaunch, launch_replay
+from forebay.cli.commands.batches.replay_launching import ReplayLauncher
+from orchestration.dagster_instance.dagster_client import DagsterClient, DagsterError
+from orchestration.replays.replay_run import POLL_SECONDS
 from tracker_store.batches import batches
 from tracker_store.schema.states import AttemptState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     import sqlalchemy as sa
@@ -33,15 +26,9 @@ if TYPE_CHECKING:
     from forebay.cli.terminal.console import Console
     from orchestration.replays.replay_run import ReplayRequest
 
-# A person waits for the answer. A busy machine takes long.
-ANSWER_SECONDS = 60.0
-# How long to look for a run whose launch got no answer: Dagster may still be making it.
-SEARCH_SECONDS = 60.0
-# How long to wait for a code server that loads the pipelines, as after `forebay apply`: about as long as a start takes.
-CODE_SECONDS = 60.0
 # How long to follow a run by the driver log alone while Dagster does not say how it is.
 SILENT_SECONDS = 120.0
-_FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
+FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +61,7 @@ class ReplayRun:
         self._token = token
         self._pipeline_id = pipeline_id
         self._request = request
+        self._launcher = ReplayLauncher(console, url, token)
         self._left = list(times)
         # A run that is lost with the code server, whose process is its parent, is launched again, but only once.
         self._may_launch_again = True
@@ -95,57 +83,8 @@ class ReplayRun:
             yield from self._run()
 
     def _run(self) -> Iterator[ReplayedRow]:
-        try:
-            run_id = self._launch()
-        except ReplayError as error:
-            message = f"{error} --local replays it here"
-            raise ReplayError(message) from error
-        except CodeNotLoadedError as error:
-            message = f"{error}; --local replays in this process"
-            raise ReplayError(message) from error
-        except DagsterError as error:
-            message = f"Dagster at {self._url}: {type(error).__doc__} ({error}); --local replays in this process"
-            raise ReplayError(message) from error
-        self._console.print(f"Run {run_id}: {self._url}/runs/{run_id}", markup=False)
+        run_id = self._launcher.launch(self._request)
         yield from self._follow(run_id)
-
-    def _launch(self) -> str:
-        client = DagsterClient(self._url, token=self._token, timeout_seconds=ANSWER_SECONDS)
-        mark = {REQUEST_TAG: str(uuid.uuid4())}
-        try:
-            launch = ReplayLaunch(client, self._request, url=self._url, tags=mark, code_seconds=CODE_SECONDS)
-            return launch_replay(launch, self._report_wait)
-        except DagsterUnansweredError as error:
-            return self._find(mark, error)
-
-    def _report_wait(self) -> None:
-        waits = f"waiting for it, for at most {CODE_SECONDS:g} s …"
-        self._console.print(f"Dagster's code server has not loaded {self._request.pipeline}: {waits}", markup=False)
-
-    def _find(self, mark: Mapping[str, str], error: DagsterUnansweredError) -> str:
-        """Return the run that was launched without an answer. Raises ReplayError if there is none."""
-        self._console.print(f"Dagster has not answered: {error}. Looking for the run …", markup=False)
-        client = DagsterClient(self._url, token=self._token)
-        # If the launch ended with an error, Dagster had finished with it: a run that is not there now will not come.
-        deadline = time.monotonic() + (0.0 if isinstance(error, LaunchFailedError) else SEARCH_SECONDS)
-        while True:
-            said = "it has no run of this replay"
-            try:
-                run_id = client.run_with(mark)
-            except DagsterError as unanswered:
-                said = f"it does not answer: {unanswered}"
-            else:
-                if run_id is not None:
-                    return run_id
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(POLL_SECONDS)
-        tag = next(f"{name}={value}" for name, value in mark.items())
-        message = (
-            f"Dagster at {self._url} did not confirm the run ({error}), and {said}. If one appears later, it has the "
-            f"tag {tag}. You may ask again: a second replay of a batch that is being replayed is refused."
-        )
-        raise ReplayError(message)
 
     def _follow(self, run_id: str) -> Iterator[ReplayedRow]:
         client = DagsterClient(self._url, token=self._token)
@@ -154,7 +93,7 @@ class ReplayRun:
         while self._left:
             finished, silence = False, ""
             try:
-                finished = client.run_status(run_id) in _FINISHED
+                finished = client.run_status(run_id) in FINISHED
                 answered = time.monotonic()
             except DagsterError as error:
                 silence = str(error)

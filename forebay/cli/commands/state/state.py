@@ -25,11 +25,13 @@ from tracker_store.batches.pipelines import get_pipeline
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.blocks.block_stores import attached_identities
 from tracker_store.reports.state_status import list_states
+from tracker_store.schema.states import StateReplayState
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from orchestration.state.stored_state import StoredState
+    from tracker_store.reports.state_status import StateStatus
 
 APPLICATION = "forebay state"
 
@@ -71,7 +73,7 @@ def states(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
     if not rows:
         console.print("No output has a state yet.")
         return
-    cells = [
+    cells: list[tuple[str, ...]] = [
         (
             row.pipeline,
             row.output,
@@ -80,12 +82,23 @@ def states(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
             f"{row.stored_bytes:,}",
             f"{row.versions:,}",
             "-" if row.next_expiry is None else f"{row.next_expiry:%Y-%m-%d %H:%M:%S}",
-            "-" if row.replay is None else f"{row.replay} {row.replay_state}",
+            "-" if row.replay is None else f"{row.replay} {row.replay_state}{_without_process(row)}",
         )
         for row in rows
     ]
-    columns = ("pipeline", "output", "batch", "keys", "bytes", "versions", "next expiry", "replay")
+    columns: tuple[str, ...] = ("pipeline", "output", "batch", "keys", "bytes", "versions", "next expiry", "replay")
+    if any(row.late_total is not None for row in rows):
+        # Only where an output is by event time: a terminal of 80 columns has no room for two more.
+        columns += ("watermark", "late records")
+        cells = [(*cell, *_event_time(row)) for cell, row in zip(cells, rows, strict=True)]
     print_table(console, columns, cells)
+
+
+def _event_time(row: StateStatus) -> tuple[str, str]:
+    return (
+        "-" if row.watermark is None else f"{row.watermark:%Y-%m-%d %H:%M:%S}",
+        "-" if row.late_total is None else f"{row.late_total:,}",
+    )
 
 
 @app.command()
@@ -162,6 +175,10 @@ def export(
         typer.echo(json.dumps({"file": str(to), "keys": rows, "batch_time": time}))
     else:
         console.print(f"{to}: {rows:,} keys, after batch {time}", markup=False)
+
+
+def _without_process(row: StateStatus) -> str:
+    return "" if row.replay_runs or row.replay_state == StateReplayState.STOPPED else ", no process"
 
 
 def _write(stored: StoredState, to: Path) -> int:

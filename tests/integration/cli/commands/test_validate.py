@@ -426,9 +426,43 @@ def test_a_driver_log_that_does_not_answer_fails(
     assert about(found, "stream lines") == [("ok", "can listen at 127.0.0.1:0")]
 
 
+EVENTS = """
+    from forebay import EventJoin, EventWindow, SessionWindow
+    from forebay.records import Json
+    clicks = Stream("clicks", Http(listen="127.0.0.1:0"), records=Json("user STRING, at TIMESTAMP, text STRING"))
+    p = Pipeline("p", interval="10s")
+    url = EnvVar("TARGET_URL")
+
+    def output(name, *columns, window=None, **more):
+        timed = [clicks.by_event_time(column, lateness="1m") for column in columns or ["at"]]
+        p.output(inputs=timed, window=window, name=name, **more)(lambda frame: frame)
+
+    merged = PostgresSink(url, "merged", mode="merge", key=["window_start", "user"])
+    output("merged", window=EventWindow("5m"), sink=merged, late=ParquetSink("never/late"))
+    output("appended", window=SessionWindow("5m", key="user"), sink=PostgresSink(url, "appended"))
+    output("files", window=EventWindow("5m"), sink=ParquetSink("never/files"))
+    output("pairs", "at", "at", join=EventJoin("user", between=("0s", "1m")), sink=ParquetSink("never/pairs"))
+"""
+
+
+def test_which_windows_a_sink_gets(module: Callable[[str], str]) -> None:
+    found = findings(module(EVENTS), "--offline", well=True)
+    counted = "Records that are too late are only counted: late=SINK would keep them"
+    said = {
+        "merged": "each window as soon as it has a record, and its rows again, in place of those, when it has more. "
+        "Records that are too late are in output merged_late",
+        "appended": "each window once, when it is final; with mode='merge' it would get it again as it changes. "
+        + counted,
+        "files": f"each window once, when it is final. {counted}",
+        "pairs": f"each pair once, in the batch in which its later record comes. {counted}",
+    }
+    expected = {name: [("ok", f"its sink gets {what}")] for name, what in said.items()} | {"merged_late": []}
+    assert {name: about(found, f"output p/{name}") for name in expected} == expected
+
+
 PLANS = """
     import os
-    from forebay import ConsoleSink, ForeachBatchSink
+    from forebay import ConsoleSink, EventWindow, ForeachBatchSink
     from forebay.parsing import from_json_records
     events = Stream("events", Http(listen="127.0.0.1:0"))
     p = Pipeline("p", interval="10s")
@@ -456,6 +490,14 @@ PLANS = """
         raise SystemExit("it ends")
 
     output("ends", ends)
+    def timed(name, column):
+        inputs = [events.by_event_time(column, lateness="1m")]
+        sink = ParquetSink(f"never/{name}")
+        p.output(inputs=inputs, window=EventWindow("5m"), sink=sink, name=name)(lambda frame: frame)
+
+    timed("windows", "to_timestamp(CAST(body AS STRING))")
+    timed("notime", "body")
+    timed("missing", "at")
     other = Pipeline("other", interval="10s")
     other.spark_configuration = {"spark.sql.caseSensitive": "true"}
     other.output(inputs=[events], sink=ConsoleSink(), name="case")(lambda frame: frame.select("BODY"))
@@ -481,16 +523,20 @@ def test_outputs_are_planned_on_empty_frames(
         "long": "é" * 32,
         "type": "its column span is a interval month",
         "merged": "its result has no column id, which its sink has as key",
+        "notime": "event time 'body' of stream 'events' is BINARY, and must be TIMESTAMP: declare the column",
+        "missing": "event time 'at' of stream 'events': [UNRESOLVED_COLUMN.WITH_SUGGESTION]",
     }
     assert said.keys() == expected.keys()
     assert [name for name, part in expected.items() if part not in said[name]] == []
     assert "nosuch" in said["column"]
     [(health, counted)] = about(found, "plans")
-    assert (health, counted.partition(":")[0]) == ("ok", "2 of 12 output(s) can be planned")
+    assert (health, counted.partition(":")[0]) == ("ok", "3 of 15 output(s) can be planned")
     assert "printed" not in capfd.readouterr().out
     # What a local Spark lacks may be there where the batches run; what its sink refuses is refused there too.
     monkeypatch.setenv("FOREBAY_SPARK_MASTER", "spark://127.0.0.1:1")
-    path = module(re.sub(r'    output\("(good|none|pandas|long|merged|effects)".*\n', "", PLANS))
+    path = module(
+        re.sub(r'    (output|timed)\("(good|none|pandas|long|merged|effects|windows|notime|missing)".*\n', "", PLANS)
+    )
     found = findings(path, "--offline", well=False, plans=True)
     warned = [one["check"].rpartition("/")[2] for one in found if one["health"] == "warning"]
     assert sorted(warned) == ["case", "column", "ends", "fails"]

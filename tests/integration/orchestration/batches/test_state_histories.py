@@ -29,6 +29,7 @@ from orchestration.declarations.apply import apply
 from orchestration.declarations.settings import Settings
 from orchestration.declarations.sink import Step
 from orchestration.spark import statement_retry
+from orchestration.state import state_frame
 from orchestration.state.reading import read_state
 from orchestration.state.state_folder import delete_folder
 from orchestration.state.state_frame import StateFrame
@@ -37,6 +38,8 @@ from receiver_runtime.block_store.stores.stores import open_block_store
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.state_without_spark import Given, without_spark
 from tests.support.driver_log.attempts import fail_batch
+from tests.support.driver_log.log import Log
+from tests.support.driver_log.stated_log import StatedLog
 from tests.support.searches import examples, is_whole
 from tracker_store.batches import batches, outputs, state_replays, state_versions
 from tracker_store.batches.pipelines import get_pipeline
@@ -51,6 +54,7 @@ from tracker_store.connection.errors import (
     StatefulReplayError,
     StateMovedError,
 )
+from tracker_store.retention import state_files
 from tracker_store.retention.state_files import forget_state_version, state_versions_to_delete
 from tracker_store.schema.states import AttemptFailure, StateReplayState
 
@@ -66,6 +70,8 @@ if TYPE_CHECKING:
 HOUR = timedelta(hours=1)
 TTL = 3 * HOUR
 WINDOW = timedelta(hours=1)
+RETENTION = 4 * HOUR
+STEPS_BACK = 3  # as CHAIN_STEPS and FULL_EVERY_VERSIONS, so that short histories are cleaned up
 SCHEMA = State("word STRING", "n BIGINT, expires_at TIMESTAMP").schema
 GONE, DELETED = -1, -2
 #: In front of a statement, and after it, its process is killed; `lost`: its answer is.
@@ -178,9 +184,10 @@ class History:
 
         self.pipeline.output(inputs=[lines], sink=sink, name="counts", state=state)(counts)
         apply(self.connection, [self.pipeline])
-        self.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '1 year'"))
+        self.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": RETENTION})
         found = get_pipeline(self.connection, self.pipeline.name)
-        self.id, self.begin = found.pipeline_id, found.last_batch_time
+        # So long ago that the retention of every batch can pass.
+        self.id, self.begin = found.pipeline_id, found.last_batch_time - timedelta(days=30)
         self.where: dict[str, Any] = {"pipeline_id": self.id, "output": "counts"}
         self.now = self.begin
 
@@ -255,6 +262,9 @@ class History:
             return
         time = self.begin + (len(self.counts) + 1) * HOUR
         self.counts[time] = counts
+        self.connection.execute(
+            sa.text("UPDATE forebay.pipelines SET last_batch_time = :t WHERE id = :p"), {"p": self.id, "t": time}
+        )
         self.connection.execute(
             sa.text(
                 "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
@@ -386,7 +396,11 @@ class History:
 
     def clean_up(self) -> None:
         """Clean up as after a day."""
-        for table, column in (("batch_attempts", "ended_at"), ("state_versions", "created_at")):
+        for table, column in (
+            ("batch_attempts", "ended_at"),
+            ("state_versions", "created_at"),
+            ("state_versions", "committed_at"),
+        ):
             self.connection.execute(sa.text(f"UPDATE forebay.{table} SET {column} = {column} - interval '2 hours'"))
         store = open_block_store(self.settings.block_store_roots)
         for found in state_versions_to_delete(
@@ -587,6 +601,9 @@ class Rig:
 def rig(engine: sa.Engine, database_url: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     without_spark(monkeypatch)
     with_faults(monkeypatch)
+    monkeypatch.setattr(state_frame, "FULL_EVERY_VERSIONS", STEPS_BACK)
+    for module in (state_versions, state_replays, state_files):
+        monkeypatch.setattr(module, "CHAIN_STEPS", STEPS_BACK)
     return Rig(engine, Settings(home=tmp_path, database_url=database_url), target)
 
 
@@ -626,6 +643,28 @@ THREE = [("batch", {"a": 1, "b": 2}, ""), ("batch", {"a": 2}, ""), ("batch", {"a
 )
 def test_what_the_target_has_is_in_the_state(rig: Rig, on_failure: str, events: list[tuple[str, Any, str]]) -> None:
     rig.play(on_failure, events)
+
+
+def test_the_oldest_batch_that_is_retained_can_run_again_after_each_clean_up(rig: Rig) -> None:
+    with connect(rig.engine) as connection:
+        history = History(rig.engine, connection, rig.settings, rig.target, next(rig.numbers), "halt")
+        for hour in range(10):
+            history.allocate({"a": 1, "bcde"[hour % 4]: 1})
+            history.run("")
+            history.clean_up()
+            history.check()
+        left = [key.batch_time for key, _, _ in StatedLog(Log(connection, 0, history.id, [])).versions()]
+        oldest = min(time for time in history.counts if time > history.now - RETENTION)
+        assert min(history.counts) < min(left) < oldest
+        history.begin_forward([*history.counts].index(oldest))
+        assert history.step_forward("committed")
+        history.bury(quarantines=False)
+        history.clean_up()
+        history.calm()
+        assert history.forward().state is StateReplayState.COMPLETED
+        history.clean_up()
+        history.move_forward("undo")
+        assert history.forward().state is StateReplayState.COMPLETED, "a later batch has read it"
 
 
 @pytest.mark.search

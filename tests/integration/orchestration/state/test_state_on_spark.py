@@ -200,7 +200,7 @@ def test_what_no_state_can_hold_is_refused_by_name(session: SparkSession, tmp_pa
 def test_a_task_that_runs_twice_writes_two_segments_of_which_either_may_count(tmp_path: Path) -> None:
     schema = StateSchema.parse(key="user STRING", value="n BIGINT")
     roots = f"{tmp_path / 'one'},{tmp_path / 'two'}"
-    writer = _BucketWriter(StatePlace(roots, "", {}), schema, {3: ()}, START, 1, None, "state/1/totals/1-1", 1)
+    writer = _BucketWriter(StatePlace(roots, "", {}), schema, {3: ()}, START, 1, START, None, "state/1/totals/1-1", 1)
     rows = pa.RecordBatch.from_pylist(
         [{"bucket": 3, "hash": 1, "c0": "one", "c1": 1}, {"bucket": 4, "hash": 2, "c0": "two", "c1": 1}],
         schema=pa.schema([("bucket", pa.int32()), ("hash", pa.int64()), ("c0", pa.string()), ("c1", pa.int64())]),

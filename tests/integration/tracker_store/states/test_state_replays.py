@@ -7,10 +7,22 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from tests.support.driver_log.stated_log import BUCKETS, OUTPUT, StatedLog, batch_time, frame, make_stated_log
+from tests.support.driver_log.log import INTERVAL
+from tests.support.driver_log.stated_log import (
+    BUCKETS,
+    DECLARATION,
+    OUTPUT,
+    StatedLog,
+    batch_time,
+    frame,
+    make_stated_log,
+)
 from tracker_store.batches import batches, state_replays, state_versions
+from tracker_store.batches.pipelines import apply_pipeline
 from tracker_store.batches.state_versions import VersionKey
 from tracker_store.connection.errors import BatchHeldError, BlocksNotRetainedError, DriverLogError, StateMovedError
+from tracker_store.receivers.processes import deregister_process
+from tracker_store.reports.state_status import output_states
 from tracker_store.retention import state_files
 from tracker_store.retention.cleanup import clean_up_receiver
 from tracker_store.retention.history import clean_up_history
@@ -257,6 +269,26 @@ def test_clean_up_keeps_what_an_unfinished_replay_reads(stated: StatedLog) -> No
         begin(stated)
 
 
+def test_a_replay_whose_first_window_has_lost_blocks_is_refused_before_it_begins(stated: StatedLog) -> None:
+    slide = {"window": "lines", "length_ms": 20_000, "slide_ms": 10_000}
+    apply_pipeline(
+        stated.connection,
+        name="words",
+        declaration={**DECLARATION, "outputs": {OUTPUT: {"inputs": [slide], "state": {"version": 1}}}},
+        stream_ids=[stated.log.stream_id],
+        interval=INTERVAL,
+    )
+    clean_up_receiver(stated.connection, receiver_id=stated.log.receiver_ids[0], threshold=T2, max_rows=100)
+    with pytest.raises(BlocksNotRetainedError, match=r"after 2026-01-01 12:00:00.*blocks of batch .*00:10"):
+        begin(stated)
+    replay = begin(stated, 3)
+    state_replays.undo_state_replay(stated.connection, replay)
+    state_replays.end_undoing(stated.connection, replay)
+    clean_up_history(stated.connection, pipeline_id=stated.pipeline_id, keep=timedelta(0), max_rows=1)
+    with pytest.raises(BlocksNotRetainedError, match=r"after 2026-01-01 12:00:00.*batches before .* were"):
+        begin(stated)
+
+
 def test_clean_up_keeps_the_base_of_a_replay_that_can_be_undone(
     stated: StatedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,3 +364,50 @@ def test_a_batch_that_was_discarded_with_a_result_can_not_be_replayed(stated: St
         state_replays.undo_state_replay(stated.connection, replay)
     with pytest.raises(BlocksNotRetainedError, match="or given up"):
         begin(stated, 3)
+
+
+def test_one_process_has_a_replay_until_it_has_ended_and_then_does_nothing_more_to_it(stated: StatedLog) -> None:
+    def claim(process: int) -> int:
+        return batches.claim_replay(
+            stated.connection,
+            pipeline_id=stated.pipeline_id,
+            batch_time=T2,
+            run_id=f"replay {process}",
+            process_id=process,
+            reach=timedelta(0),
+            stateful=[OUTPUT],
+            forward=replay,
+        )
+
+    def runs() -> bool | None:
+        [found] = output_states(stated.connection)
+        return found.replay_runs
+
+    assert runs() is None
+    replay = begin(stated)
+    assert runs() is False
+    first, second = stated.process(), stated.process()
+    for _ in range(2):
+        state_replays.take_state_replay(stated.connection, replay, first)
+    assert runs() is True
+    with pytest.raises(DriverLogError, match="is run by process 1 on host h"):
+        state_replays.take_state_replay(stated.connection, replay, second)
+    with pytest.raises(BatchHeldError, match=f"is run by process {first}"):
+        claim(second)
+    with pytest.raises(DriverLogError, match="is run by process 1 on host h: end that first"):
+        state_replays.undo_state_replay(stated.connection, replay)
+    deregister_process(stated.connection, first)
+    assert runs() is False
+    with pytest.raises(BatchHeldError, match=f"not by process {first}"):
+        claim(first)
+    state_replays.take_state_replay(stated.connection, replay, second)
+    with pytest.raises(BatchHeldError, match=f"is run by process {second}"):
+        claim(first)
+    with pytest.raises(DriverLogError, match=f"taken over by process {second}"):
+        state_replays.stop_state_replay(stated.connection, replay, process_id=first)
+    assert state(stated, replay) is StateReplayState.RUNNING
+    attempt = claim(second)
+    stated.fail(T2, attempt)
+    state_replays.stop_state_replay(stated.connection, replay, process_id=second)
+    with pytest.raises(DriverLogError, match="is STOPPED"):
+        state_replays.take_state_replay(stated.connection, replay, second)

@@ -29,6 +29,7 @@ from tracker_store.connection.errors import (
     StatefulReplayError,
     StateMovedError,
 )
+from tracker_store.reports.state_status import output_states
 from tracker_store.schema.state_chain import CHAIN_STEPS
 from tracker_store.schema.states import AttemptFailure, BatchState
 
@@ -50,6 +51,12 @@ def follow(stated: StatedLog, time: datetime, attempt: int) -> bool:
     )
 
 
+def refused(stated: StatedLog, time: datetime, attempt: int) -> str:
+    with pytest.raises(StateMovedError) as refusal:
+        follow(stated, time, attempt)
+    return str(refusal.value)
+
+
 def test_each_batch_reads_what_the_one_before_committed(stated: StatedLog) -> None:
     stated.allocate(1)
     first = stated.to_read(T1)
@@ -64,7 +71,8 @@ def test_each_batch_reads_what_the_one_before_committed(stated: StatedLog) -> No
     assert stated.state_attempt(T2) == 1
     found = state_versions.version(stated.connection, **stated.where, batch_time=T2, attempt=1)
     assert found is not None
-    assert (found.read, found.ordinal, found.committed, found.schema) == (one, 2, True, {"key": [["user", "string"]]})
+    schema = {"key": [["user", "string"]], "value": [["n", "bigint"]]}
+    assert (found.read, found.ordinal, found.committed, found.schema) == (one, 2, True, schema)
     [head] = state_versions.state_heads(stated.connection, pipeline_id=stated.pipeline_id)
     assert (head.output, head.key, head.generation, head.schema_version) == (OUTPUT, two, 1, 1)
     assert (head.schema, head.buckets) == (found.schema, BUCKETS)
@@ -156,7 +164,7 @@ def test_a_target_s_commit_is_adopted_by_the_next_attempt_with_its_version(state
 def test_following_a_target_moves_the_head_too_or_records_nothing(stated: StatedLog) -> None:
     # The attempt wrote no version: the target has a result that the state lacks.
     stated.quarantine(1)
-    assert not follow(stated, T1, 1)
+    assert "attempt 1 is not there" in refused(stated, T1, 1)
     batches.discard_batch(stated.connection, pipeline_id=stated.pipeline_id, batch_time=T1)
     # It wrote one.
     stated.allocate(2)
@@ -177,7 +185,7 @@ def test_following_a_target_moves_the_head_too_or_records_nothing(stated: Stated
     stated.note(T3, 1)
     stated.fail(T3, 1)
     four = stated.run(4)
-    assert not follow(stated, T3, 1)
+    assert "is in force" in refused(stated, T3, 1)
     assert stated.head() == four
 
 
@@ -224,6 +232,39 @@ def test_a_batch_in_which_the_output_is_not_due_is_no_hole(stated: StatedLog) ->
     assert stated.to_read(T2).hole is None
     stated.quarantine(2)
     assert stated.to_read(T3).hole == T2
+
+
+def test_a_batch_that_was_quarantined_before_the_output_had_a_state_is_no_hole(stated: StatedLog) -> None:
+    def declare(outputs: dict[str, Any]) -> None:
+        apply_pipeline(
+            stated.connection,
+            name="words",
+            declaration={**DECLARATION, "outputs": outputs},
+            stream_ids=[stated.log.stream_id],
+            interval=INTERVAL,
+        )
+
+    with_state, without = DECLARATION["outputs"], {OUTPUT: {"inputs": ["lines"]}}
+    declare(without)
+    stated.quarantine(1)
+    declare(with_state)
+    assert stated.to_read(T2).hole is None
+    stated.quarantine(2)
+    declare(with_state)
+    assert stated.to_read(T3).hole == T2, "it was declared by then, and is no other one now"
+    stated.replay(T2)
+    assert stated.to_read(T3).hole is None
+    # It is left out for a while: its state goes on from what it was.
+    declare(without)
+    stated.quarantine(3)
+    declare(with_state)
+    found = stated.to_read(batch_time(4))
+    assert (found.head, found.hole) == (VersionKey(T2, 2), None)
+    stated.allocate(4)
+    stated.claim(batch_time(4))
+    stated.fail(batch_time(4), 1, failure=AttemptFailure.BLOCKED)
+    [status] = output_states(stated.connection)
+    assert status.waits_for is None
 
 
 def test_an_earlier_batch_that_is_not_finished_is_waited_for(stated: StatedLog) -> None:
@@ -345,9 +386,9 @@ def test_a_chain_begins_for_each_bucket_with_its_newest_full_frame(stated: State
     assert paths(five) == [["c1"], ["e0"]]
 
 
-@pytest.mark.parametrize("changed", [{"schema_version": 2}, {"buckets": 2 * BUCKETS}])
+@pytest.mark.parametrize("changed", [{"schema_version": 2}, {"value": "m"}, {"buckets": 2 * BUCKETS}])
 def test_a_chain_does_not_go_past_another_schema_or_number_of_buckets(
-    stated: StatedLog, changed: dict[str, int]
+    stated: StatedLog, changed: dict[str, Any]
 ) -> None:
     one = stated.run(1, frames=[frame(0, "a0", is_full=True), frame(1, "a1", is_full=True)])
     time = stated.allocate(2)
@@ -419,3 +460,96 @@ def test_reading_costs_no_more_than_the_chain(stated: StatedLog) -> None:
     found = state_versions.chain(stated.connection, **stated.where, version=VersionKey(T1 + 319 * INTERVAL, 1))
     assert [frames[0][1] for frames in found] == [f"p{n}" for n in range(288, 320)]
     assert len(found) == CHAIN_STEPS
+
+
+def source(name: str | None, latest: datetime | None, *, seen: datetime = T1, idle: bool = False) -> dict[str, Any]:
+    return {
+        "stream": "lines",
+        "source": name,
+        "latest": None if latest is None else latest.isoformat(),
+        "seen": seen.isoformat(),
+        "idle": idle,
+    }
+
+
+def event_time_of(stated: StatedLog, time: datetime, attempt: int = 1) -> tuple[Any, ...]:
+    found = state_versions.version(stated.connection, **stated.where, batch_time=time, attempt=attempt)
+    assert found is not None
+    total = stated.connection.execute(
+        sa.text("SELECT late_total FROM forebay.state_versions WHERE batch_time = :t AND attempt = :a"),
+        {"t": time, "a": attempt},
+    ).scalar_one()
+    return found.watermark, found.event_times, found.late, total
+
+
+def test_a_version_keeps_the_watermark_and_its_chain_counts_the_late_records(stated: StatedLog) -> None:
+    sources = [source("1", T1), source("2:0", None, idle=True)]
+    stated.run(1, late=0, event_times=sources)
+    assert event_time_of(stated, T1) == (None, sources, 0, 0)
+    stated.run(2, watermark=T1, late=3, event_times=sources)
+    stated.run(3, watermark=T2, late=4, event_times=[])
+    assert event_time_of(stated, T2) == (T1, sources, 3, 3)
+    assert event_time_of(stated, T3) == (T2, [], 4, 7)
+    forward = begin_state_replay(stated.connection, **stated.where, from_time=T2)
+    again = [stated.replay(time, forward=forward, watermark=T1, late=late) for time, late in ((T2, 1), (T3, 1))]
+    assert stated.head() == again[-1]
+    assert event_time_of(stated, T3, again[-1].attempt) == (T1, None, 1, 2), "of the chain that is in force"
+
+
+def test_a_version_of_no_event_time_has_none_and_keeps_the_total_before_it(stated: StatedLog) -> None:
+    stated.run(1)
+    assert event_time_of(stated, T1) == (None, None, None, None)
+    stated.run(2, late=2)
+    stated.run(3)
+    assert event_time_of(stated, T3) == (None, None, None, 2)
+
+
+def test_the_same_frames_with_another_watermark_are_noted_until_they_are_committed(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    stated.note(T1, 1, [], watermark=T1, late=1, event_times=[])
+    # Launched again, with another lateness.
+    stated.note(T1, 1, [], watermark=T2, late=0, event_times=[source(None, T2)])
+    noted = (T2, [source(None, T2)], 0, 0)
+    assert event_time_of(stated, T1) == noted
+    stated.commit(T1, 1)
+    stated.note(T1, 1, [], watermark=T2, late=0, event_times=[source(None, T2)])
+    with pytest.raises(StateMovedError, match="committed"):
+        stated.note(T1, 1, [], watermark=T1, late=0, event_times=[source(None, T2)])
+    assert event_time_of(stated, T1) == noted
+
+
+def test_a_version_that_is_begun_from_another_one_forgets_its_watermark(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    stated.note(T1, 1, watermark=T1, late=1, event_times=[])
+    stated.begin(T1, 1, None)
+    assert event_time_of(stated, T1) == (T1, [], 1, 1)
+    stated.begin(T1, 1, None, schema_version=2)
+    assert event_time_of(stated, T1) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"latest": "12 o'clock"}, {"latest": "infinity"}, {"stream": None}, {"seen": None}, {"idle": None}]
+)
+def test_how_far_a_source_is_must_be_readable(stated: StatedLog, wrong: dict[str, Any]) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    with pytest.raises(sa.exc.DBAPIError):
+        stated.note(T1, 1, event_times=[source("1", T1), {**source("2", T1), **wrong}])
+    assert event_time_of(stated, T1) == (None, None, None, None)
+
+
+def test_a_batch_driver_of_the_version_before_notes_its_versions(stated: StatedLog) -> None:
+    stated.allocate(1)
+    stated.claim(T1)
+    stated.begin(T1, 1, None)
+    outcome = stated.connection.execute(
+        sa.text("SELECT outcome FROM forebay.note_state_version(:p, :t, 1, :o, '[]', NULL, 1, 0, 0, NULL)"),
+        {"p": stated.pipeline_id, "t": T1, "o": OUTPUT},
+    ).scalar_one()
+    assert outcome == "noted"
+    stated.commit(T1, 1)

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from forebay.cli.commands.batches.batch_replay import dagster_token
 from forebay.cli.instance.dagster_home import code_server_socket, kept_token, webserver_token, write_dagster_home
+from forebay.cli.instance.running_dagster import dagster_token
 from orchestration.declarations.settings import Settings
 from orchestration.tracker.http.listen_address import ListenAddressError, checked_token
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestration.state import state_rows
 from orchestration.state.state_frame import StateError, time_of
 from orchestration.state.state_rows import (
     CHANGED_AT,
@@ -126,6 +128,9 @@ def test_any_versions_are_what_a_dictionary_makes_of_them(
         wanted = {*asked, *model.expired(now)}
         read = found(rows_of_keys(SCHEMA, frames, keys_of(asked), now, with_expired=may_expire))
         assert read == {key: row for key, row in given.items() if key in wanted}
+        with mock.patch.object(state_rows, "_LARGE", 0):
+            # As in frames that are large.
+            assert read == found(rows_of_keys(SCHEMA, frames, keys_of(asked), now, with_expired=may_expire))
         assert found(rows_of_keys(SCHEMA, frames, None, now, with_expired=may_expire)) == {
             key: row for key, row in given.items() if key in model.expired(now)
         }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
 LEADER = LeaderStatus("t", 1, moves=True, watched=0.1)
 AGENT = AgentStatus("a", "h", moves=True, watched=0.1)
 HEALTHY = PipelineStatus("words", "RUNNING", NOON, 10 * SECOND, NOON, 0, 0, 0, None, 0, 0, NOON, NOON, None)
@@ -194,29 +195,34 @@ def test_batches_that_are_tried_again_are_told_with_why() -> None:
     )
 
 
-STATE = OutputState("words", "totals", NOON, 3, 100, None, None, None, None, None, None, None)
+STATE = OutputState("words", "totals", NOON, 3, 100, None, None, None, None, None, None, None, None)
 
 
 @pytest.mark.parametrize(
-    ("replay_state", "replayed_to", "said"),
+    ("replay_state", "runs", "replayed_to", "said"),
     [
         (
             "STOPPED",
+            False,
             NOON + SECOND,
             "results from 2026-01-01T12:00:00Z up to 2026-01-01T12:00:01Z are from replay 7): forebay state resume",
         ),
         (
             "RUNNING",
+            False,
             None,
-            "new batches wait (no result is from replay 7 yet): forebay state resume words totals",
+            "RUNNING, but no process runs it: new batches wait (no result is from replay 7 yet): forebay state resume",
         ),
-        ("UNDOING", NOON, "are from replay 7 at most, until they are undone): forebay state undo words totals"),
+        ("RUNNING", True, None, "which is RUNNING: new batches wait (no result is from replay 7 yet): forebay state"),
+        ("UNDOING", False, NOON, "are from replay 7 at most, until they are undone): forebay state undo words totals"),
     ],
 )
 def test_a_replay_forward_that_is_not_finished_is_told_with_its_progress(
-    replay_state: str, replayed_to: datetime | None, said: str
+    replay_state: str, replayed_to: datetime | None, said: str, *, runs: bool
 ) -> None:
-    row = replace(STATE, replay=7, replay_state=replay_state, replay_from=NOON, replayed_to=replayed_to)
+    row = replace(
+        STATE, replay=7, replay_state=replay_state, replay_from=NOON, replayed_to=replayed_to, replay_runs=runs
+    )
     [line] = lines(replace(system(receiver(1)), states=[STATE, row]))
     assert said in line
 
@@ -225,6 +231,83 @@ def test_an_output_that_waits_for_a_quarantined_batch_is_told() -> None:
     [line] = lines(replace(system(receiver(1)), states=[replace(STATE, waits_for=NOON)]))
     assert line.startswith("Output totals of words waits for batch 2026-01-01T12:00:00Z, which is quarantined: ")
     assert line.endswith(": forebay batches replay words 2026-01-01T12:00:00Z")
+
+
+BY_EVENT_TIME = replace(
+    STATE,
+    batch_time=NOON + HOUR,
+    watermark=NOON + HOUR - 70 * SECOND,
+    late=0,
+    late_total=5,
+    slowest_stream="clicks",
+    slowest_source="0:3",
+    slowest_event_time=NOON + HOUR - 60 * SECOND,
+    slowest_seen=NOON + HOUR,
+    newest_event_time=NOON + HOUR,
+)
+
+
+def of_watermark(row: OutputState, *, state: str = "RUNNING") -> list[str]:
+    return lines(replace(system(receiver(1), pipeline=replace(HEALTHY, state=state)), states=[row]))
+
+
+def at(before: timedelta, lateness: timedelta = 10 * SECOND) -> OutputState:
+    """Return an output whose slowest source is this far behind the others."""
+    slowest = NOON + HOUR - before
+    return replace(BY_EVENT_TIME, slowest_event_time=slowest, watermark=slowest - lateness)
+
+
+def test_a_source_that_holds_the_watermark_back_is_named() -> None:
+    [line] = of_watermark(at(40 * 60 * SECOND))
+    assert line == (
+        "The windows of output totals of words stay open for clicks/0:3, which is at 2026-01-01T12:20:00Z, 40 min "
+        "behind the others (its newest record was in batch 2026-01-01T13:00:00Z): forebay receivers list"
+    )
+    [line] = of_watermark(replace(at(150 * 60 * SECOND), slowest_source=None))
+    assert "stay open for clicks, which is at 2026-01-01T10:30:00Z, 2 h 30 min behind the others" in line
+    assert of_watermark(at(40 * 60 * SECOND), state="STOPPED") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "lateness", "is_told"),
+    [
+        (100, 10, False),  # ten intervals
+        (101, 10, True),
+        (600, 600, False),
+        (601, 600, True),
+        (599, 600, False),
+    ],
+)
+def test_a_source_holds_the_watermark_back_from_ten_intervals_and_its_lateness_on(
+    before: int, lateness: int, is_told: bool
+) -> None:
+    assert (of_watermark(at(before * SECOND, lateness * SECOND)) != []) == is_told
+
+
+def test_a_source_with_event_times_of_the_future_does_not_make_the_others_slow() -> None:
+    assert of_watermark(replace(BY_EVENT_TIME, newest_event_time=NOON + 24 * HOUR)) == []
+    # All records are old: no source waits for another.
+    old = NOON - 1000 * HOUR
+    assert of_watermark(replace(BY_EVENT_TIME, slowest_event_time=old, newest_event_time=old, watermark=old)) == []
+
+
+def test_a_watermark_of_the_future_is_told() -> None:
+    late = replace(BY_EVENT_TIME, watermark=NOON + 4 * HOUR)
+    [line] = of_watermark(late)
+    assert line.startswith("The watermark of output totals of words is 3 h ahead of its newest batch, because sources")
+    assert of_watermark(replace(late, slowest_stream=None)) == [line], "every source is idle by now"
+    assert of_watermark(replace(late, watermark=NOON + HOUR + 60 * SECOND)) == []
+
+
+def test_a_source_without_an_event_time_holds_the_watermark_back() -> None:
+    waits = replace(BY_EVENT_TIME, watermark=None, slowest_event_time=None, slowest_seen=NOON + HOUR)
+    assert of_watermark(waits) == []
+    [line] = of_watermark(replace(waits, slowest_seen=NOON))
+    assert line == (
+        "The windows of output totals of words stay open for clicks/0:3, which has had no event time since batch "
+        "2026-01-01T12:00:00Z: forebay receivers list"
+    )
+    assert of_watermark(replace(waits, slowest_seen=None, slowest_stream=None)) == [], "every source is idle"
 
 
 def test_a_quarantined_batch_is_told_with_its_reason_short_enough_for_the_command() -> None:

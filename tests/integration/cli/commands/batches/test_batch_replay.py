@@ -12,8 +12,10 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from forebay.cli.commands.batches import batch_replay, replay_following
+from forebay.cli.commands.batches import replay_following, replay_launching
+from forebay.cli.instance import running_dagster
 from forebay.cli.instance.dagster_home import URL_FILE
+from forebay.cli.instance.running_dagster import dagster_url
 from forebay.cli.main import app
 from orchestration.declarations.settings import Settings
 from orchestration.replays import replay_run
@@ -262,7 +264,7 @@ def test_an_unknown_pipeline_or_an_unreachable_dagster_is_reported_with_the_way_
     dagster: Dagster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dagster.sensors = []
-    monkeypatch.setattr(replay_following, "CODE_SECONDS", 0.0)
+    monkeypatch.setattr(replay_launching, "CODE_SECONDS", 0.0)
     answer = CliRunner().invoke(app, ["batches", "replay", "words"])
     assert (answer.exit_code, "has no pipeline 'words'" in answer.stdout) == (1, True)
     monkeypatch.setenv("FOREBAY_DAGSTER_URL", "http://127.0.0.1:1")
@@ -306,7 +308,7 @@ def test_a_code_server_that_restarts_is_waited_for(dagster: Dagster, monkeypatch
 def test_a_code_server_that_does_not_come_back_is_not_waited_for_without_end(
     dagster: Dagster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_following, "CODE_SECONDS", 0.0)
+    monkeypatch.setattr(replay_launching, "CODE_SECONDS", 0.0)
     dagster.restarting = [("PythonError", GONE, "")] * 2
     answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
     assert (answer.exit_code, "could not start a run of it, also after 0 s" in answer.output) == (1, True)
@@ -334,7 +336,7 @@ def test_a_run_that_was_not_started_for_another_reason_is_not_launched_again(dag
 def test_a_launch_that_made_no_run_says_so(dagster: Dagster, monkeypatch: pytest.MonkeyPatch) -> None:
     dagster.loses_launches = True
     dagster.makes_runs = False
-    monkeypatch.setattr(replay_following, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(replay_launching, "SEARCH_SECONDS", 0.0)
     answer = CliRunner().invoke(app, ["batches", "replay", "words", T1.isoformat()])
     assert answer.exit_code == 1
     assert "it has no run of this replay" in answer.output
@@ -381,10 +383,10 @@ def test_a_batch_is_named_as_other_commands_print_it(dagster: Dagster, named: st
 def test_the_running_system_of_this_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)
     settings = Settings(home=tmp_path)
-    assert batch_replay.dagster_url(settings) is None
+    assert dagster_url(settings) is None
     (tmp_path / "dagster").mkdir()
     (tmp_path / "dagster" / URL_FILE).write_text("http://127.0.0.1:3000", encoding="utf-8")
     # The file of an earlier run does not count.
-    assert batch_replay.dagster_url(settings) is None
-    monkeypatch.setattr(batch_replay, "lock_holder", lambda _: 1)
-    assert batch_replay.dagster_url(settings) == "http://127.0.0.1:3000"
+    assert dagster_url(settings) is None
+    monkeypatch.setattr(running_dagster, "lock_holder", lambda _: 1)
+    assert dagster_url(settings) == "http://127.0.0.1:3000"

@@ -29,7 +29,8 @@ from orchestration.batches.batch_schedule import (
     declaration_fingerprint,
     next_steps,
 )
-from orchestration.dagster_defs.assets.replay_job import KIND_TAG, LAST_TAG, REPLAY_KIND, replay_job
+from orchestration.dagster_defs.assets.replay_job import replay_job
+from orchestration.dagster_defs.assets.replay_tags import KIND_TAG, LAST_TAG, REPLAY_KIND
 from orchestration.dagster_defs.build_definitions import batch_job
 from orchestration.dagster_defs.sensors.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.shared.sensor_connections import SensorConnections

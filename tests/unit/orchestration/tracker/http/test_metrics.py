@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
@@ -113,10 +114,10 @@ def test_what_sources_have_is_summed_by_unit_and_the_oldest_counts() -> None:
 
 
 def test_a_state_has_its_keys_its_bytes_and_whether_it_is_replayed() -> None:
-    nothing = (None, None, None, None, None, None)
+    nothing = (None, None, None, None, None, None, None)
     states = [
         OutputState("words", "totals", None, 3, 100, None, *nothing),
-        OutputState("words", "visits", None, None, 200, None, None, 7, "STOPPED", None, None, None),
+        OutputState("words", "visits", None, None, 200, None, None, 7, "STOPPED", None, None, None, replay_runs=False),
     ]
     text = metrics_page(SystemProgress([], [], [], [], [], states=states), term=None, lease_ages={})[0].decode()
     assert 'forebay_state_keys{output="totals",pipeline="words"} 3.0' in text
@@ -124,6 +125,24 @@ def test_a_state_has_its_keys_its_bytes_and_whether_it_is_replayed() -> None:
     assert 'forebay_state_bytes{output="visits",pipeline="words"} 200.0' in text
     assert 'forebay_state_replay{output="totals",pipeline="words"} 0.0' in text
     assert 'forebay_state_replay{output="visits",pipeline="words"} 1.0' in text
+
+
+def test_an_output_by_event_time_has_its_watermark_s_lag_and_its_late_records() -> None:
+    nothing = (None, None, None, None, None, None)
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    kept = OutputState("words", "windows", noon, 3, 100, None, *nothing, late=1, late_total=7)
+    states = [
+        replace(kept, watermark=noon - timedelta(minutes=10)),
+        replace(kept, output="new", late_total=0),
+        OutputState("words", "totals", noon, 3, 100, None, *nothing),
+    ]
+    text = metrics_page(SystemProgress([], [], [], [], [], states=states), term=None, lease_ages={})[0].decode()
+    found = {line for line in text.splitlines() if line.startswith(("forebay_watermark", "forebay_late"))}
+    assert found == {
+        'forebay_watermark_lag_seconds{output="windows",pipeline="words"} 600.0',
+        'forebay_late_records_total{output="windows",pipeline="words"} 7.0',
+        'forebay_late_records_total{output="new",pipeline="words"} 0.0',
+    }
 
 
 def test_what_a_stream_stored_is_counted_by_codec() -> None:
