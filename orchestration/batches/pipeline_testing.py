@@ -117,7 +117,6 @@ def run_batch(
         if state is not None:
             state.release()
             results.states[output.name] = state.table()
-            state.release()
     return results
 
 

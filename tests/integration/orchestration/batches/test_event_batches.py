@@ -262,9 +262,9 @@ def test_each_batch_has_the_windows_and_pairs_of_the_model(
     checked = Checked(System(session, monkeypatch, outputs=None if is_whole() else BRIEF))
     for number, batches in enumerate(history(seed)):
         checked.run(batches, BATCHES_FROM + number * MINUTE)
-    assert sum(len(model.windows()) for model in checked.windows.values()) > 100
+    assert sum(len(model.windows()) for model in checked.windows.values()) > 50
     # What is left in the states is of the last records.
-    assert all(table.num_rows <= 40 for table in checked.system.states.values())
+    assert all(table.num_rows <= 4 for table in checked.system.states.values())
 
 
 class Checked:
