@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FEW, MANY = 200, 2000
 SOME = 12  # the trees may be one level higher
 
+
 def cost(server: TestServer, versions: int) -> dict[str, Read]:
     """Return what each statement reads, with plans that are generic."""
     found = {}
