@@ -26,5 +26,5 @@ def test_a_worker_does_not_look_through_what_was_loaded_before_it_was_forked(ses
 
         yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
-    [row] = session.range(1).mapInArrow(count, "frozen BIGINT").collect()
+    [row] = session.range(0, 1, 1, 1).mapInArrow(count, "frozen BIGINT").collect()
     assert row["frozen"] > _LOADED
