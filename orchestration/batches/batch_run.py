@@ -546,7 +546,7 @@ def _event_result(
         place: [f"receiver {block.receiver_id}" for block in inputs.blocks_of(output.inputs[place])]
         for place in output.event.times
     }
-    event = EventBatch(output, frames, sources, state.progress(), batch.time)
+    event = EventBatch(output, frames, sources, state.progress(), batch.time, after=state.restored())
     state.follow(event)
     extra: dict[str, Any] = {BATCH_PARAMETER: batch} if output.wants_batch else {}
     computed = event.compute(state.read(session, event.keys()), extra)

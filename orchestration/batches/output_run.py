@@ -61,8 +61,9 @@ def run_output(
     else:
         code_version = output.pipeline.code_version
         result = checked_result(compute(), attempt.name)
-        replaced = None if state is None else state.replaced
-        written = output.sink.write(result, replace(attempt, replaced=replaced))
+        if state is not None:
+            attempt = replace(attempt, replaced=state.replaced, overrides_to=state.overrides_to)
+        written = output.sink.write(result, attempt)
         if output.sink.address() is not None:
             written = replace(written, columns=_columns(result))
         if written.refused:

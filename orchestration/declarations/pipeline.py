@@ -6,6 +6,7 @@ makes it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -364,6 +365,7 @@ class Output:
         name: str,
         state: State | None = None,
         event: EventOutput | None = None,
+        late_of: str | None = None,
     ) -> None:
         """Check that `function` takes one parameter per input, in their order, `state` if it has one, and `batch`.
 
@@ -375,6 +377,8 @@ class Output:
         self.sink = sink
         self.name = name
         self.event = event
+        #: The output whose late records it has, by name.
+        self.late_of = late_of
         self.state = state if event is None else EventState(event.kind, [*event.times.values()], event.state)
         self.description = inspect.getdoc(function)
         parameters = inspect.signature(function).parameters
@@ -383,6 +387,12 @@ class Output:
             message = (
                 f"output {name!r} of pipeline {pipeline.name!r} has a state, and its function takes {[*parameters]}: "
                 "add a parameter `state`"
+            )
+            raise DeclarationError(message)
+        if event is not None and hasattr(function, "bind"):
+            message = (
+                f"output {name!r} of pipeline {pipeline.name!r}: a function of one key knows no windows: write one of "
+                "DataFrames, or leave out window= and by_event_time"
             )
             raise DeclarationError(message)
         if state is not None and hasattr(function, "bind"):
@@ -690,7 +700,9 @@ class Pipeline:
     def _declare_late(self, output: Output, sink: Sink) -> None:
         """Declare the output of the records that are too late for another one. It has a watermark of its own."""
         assert output.event is not None
-        event = dataclasses.replace(output.event, state=None, updates=False, only_late=True)
+        kind, own = copy.copy(output.event.kind), output.event.state
+        kind.on_failure = kind.on_failure if own is None else own.on_failure
+        event = dataclasses.replace(output.event, kind=kind, state=None, updates=False, only_late=True)
         inputs = [output.inputs[place] for place in event.times]
         name = _checked_name("output", f"{output.name}_late")
         if name in self.outputs:
@@ -698,7 +710,7 @@ class Pipeline:
             raise DeclarationError(message)
         sink.in_timezone(self.timezone)
         event = dataclasses.replace(event, times=dict(enumerate(event.times.values())))
-        self.outputs[name] = Output(self, late_records, inputs, sink, name, None, event)
+        self.outputs[name] = Output(self, late_records, inputs, sink, name, None, event, output.name)
 
     def _check_state(self, where: str, state: State | None, *, has_event_time: bool) -> None:
         if state is None and not has_event_time:

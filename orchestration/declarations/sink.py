@@ -142,6 +142,7 @@ class OutputAttempt:
     runs: Mapping[int, str] = field(default_factory=dict)
     began_at: datetime | None = None
     replaced: DataFrame | None = field(default=None, compare=False, repr=False)
+    overrides_to: datetime | None = None
 
     @property
     def batch_id(self) -> int:

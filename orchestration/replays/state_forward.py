@@ -63,6 +63,9 @@ def replay_forward(
     try:
         with heartbeats(engine, name=f"{pipeline.name} replay {replay_id}") as process_id:
             with connect(engine) as connection:
+                if not state_replay(connection, replay_id).is_unfinished:
+                    # A run that is launched again after its last commit has nothing left to do.
+                    return
                 take_state_replay(connection, replay_id, process_id)
             yield from _run(
                 engine,

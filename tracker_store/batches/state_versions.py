@@ -47,6 +47,7 @@ class StateToRead:
         replay: the unfinished replay forward that new batches of the output wait for.
         unfinished: as `hole`, of a batch that will be tried again: wait for it, whatever `on_failure` says.
         restores: write no version, and commit with this `state_attempt`: a replay forward is being undone.
+        to_time: the last batch of the replay forward; None without one.
     """
 
     head: VersionKey | None
@@ -56,6 +57,7 @@ class StateToRead:
     replay: int | None
     unfinished: datetime | None = None
     restores: int | None = None
+    to_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,7 @@ def _to_read_forward(connection: sa.Connection, replay: int, output: str, batch_
         hole=None,
         replay=None,
         restores=row.restores,
+        to_time=row.to_time,
     )
 
 
@@ -267,6 +270,30 @@ def state_heads(connection: sa.Connection, *, pipeline_id: int) -> list[StateHea
         )
         for row in rows
     ]
+
+
+def committed_before(
+    connection: sa.Connection, *, pipeline_id: int, output: str, batch_time: datetime
+) -> VersionKey | None:
+    """Return the version of the newest result of an output before a batch; None: there is none. No locks.
+
+    By the primary key of `output_commits`, backwards: a batch without a result of it is passed over.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text("""
+                SELECT batch_time, state_attempt
+                FROM forebay.output_commits
+                WHERE pipeline_id = :pipeline
+                  AND output = :output
+                  AND batch_time < :time
+                  AND state_attempt IS NOT NULL
+                ORDER BY batch_time DESC
+                LIMIT 1
+            """),
+            {"pipeline": pipeline_id, "output": output, "time": batch_time},
+        ).one_or_none()
+    return None if row is None else VersionKey(row.batch_time, row.state_attempt)
 
 
 def begin_version(

@@ -69,6 +69,7 @@ class EventBatch:
         sources: of each input by event time, by its place: the source of each block, by the block's number.
         before: the progress before the batch.
         batch_time: of the batch.
+        after: the progress after the batch, if it is known: the batch's result is computed as it was.
 
     Reads the batch's records once, for their times. Raises SinkError for a column that is no time, or a key that a
     state can't have.
@@ -81,12 +82,14 @@ class EventBatch:
         sources: Mapping[int, Sequence[str]],
         before: EventProgress,
         batch_time: datetime,
+        *,
+        after: EventProgress | None = None,
     ) -> None:
         assert output.event is not None
         self._where = f"output {output.name!r} of pipeline {output.pipeline.name!r}"
         self._output = output
         self._event: EventOutput = output.event
-        self._others = [frame for place, frame in enumerate(frames) if place not in self._event.times]
+        self._frames = list(frames)
         self._before = None if before.watermark is None else microseconds(before.watermark)
         self._batch_time = batch_time
         #: The name of each input by event time, by its place among the inputs.
@@ -97,9 +100,9 @@ class EventBatch:
         for frame in self._timed.values():
             frame.persist()
         try:
-            self.progress = self._advanced(before, sources)
-            after = self.progress.watermark
-            self._plan = self._planned(None if after is None else microseconds(after))
+            self.progress = self._advanced(before, sources) if after is None else after
+            watermark = self.progress.watermark
+            self._plan = self._planned(None if watermark is None else microseconds(watermark))
             #: The columns of the state.
             self.schema: StateSchema = self._plan.schema()
         except ValueError as error:
@@ -124,9 +127,17 @@ class EventBatch:
         if self._event.only_late:
             return Computed(self._late_records(), plan.no_changes(), None)
         plan.take(state)
-        returned = self._output.function(*plan.given(), *self._others, **plan.arguments(), **extra)
+        returned = self._output.function(*self._arguments(plan.given()), **plan.arguments(), **extra)
         result, changes = plan.results(returned, self._where)
         return Computed(checked_result(result, self._where), changes, plan.replaced())
+
+    def _arguments(self, given: Sequence[DataFrame]) -> list[DataFrame]:
+        """Return the function's arguments in the order of the inputs; those that are joined are one."""
+        times = self._event.times
+        others = [frame for place, frame in enumerate(self._frames) if place not in times]
+        if isinstance(self._event.kind, EventJoin):
+            return [*given, *others]
+        return [given[0] if place in times else frame for place, frame in enumerate(self._frames)]
 
     def release(self) -> None:
         """Let go of what was cached."""

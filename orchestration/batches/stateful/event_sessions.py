@@ -98,8 +98,9 @@ class SessionPlan(EventPlan):
     def _in_result(self) -> DataFrame:
         if not self._updates:
             return self._rows.where(is_up_to(F.col(END), self._after))
+        # One that becomes final comes once more, as windows do.
         has_new = F.max(IS_NEW).over(Window.partitionBy(*self._columns, START))
-        return self._rows.withColumn("has_new", has_new).where("has_new")
+        return self._rows.withColumn("has_new", has_new).where(F.col("has_new") | is_up_to(F.col(END), self._after))
 
     def given(self) -> Sequence[DataFrame]:
         """Return the records of the sessions that the result has, with each session's start and end."""

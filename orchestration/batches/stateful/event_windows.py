@@ -38,6 +38,7 @@ PARTS = 16
 # More panes than these become final at once only after a gap; then all of the state is read.
 _MOST_PANES = 20_000
 _PANE, _PART = "pane", "part"
+_TOUCHED = "is_touched"
 
 
 class WindowPlan(EventPlan):
@@ -69,9 +70,11 @@ class WindowPlan(EventPlan):
 
     def groups(self) -> DataFrame | None:
         """Return the panes of the windows that have a new record, or that become final."""
-        panes = self._panes_of_touched() if self._updates else self._panes_of_final()
+        panes = self._panes_of_final()
         if panes is None:
             return None
+        if self._updates:
+            panes = panes.unionAll(self._panes_of_touched()).distinct()
         return panes.select(_PANE, F.explode(F.sequence(F.lit(0), F.lit(PARTS - 1))).alias(_PART))
 
     def _touched(self) -> DataFrame:
@@ -96,15 +99,21 @@ class WindowPlan(EventPlan):
     def _panes_of_final(self) -> DataFrame | None:
         """Return the panes of the windows that become final, also of those without any record; None: too many."""
         session = self.records.sparkSession
-        # Without a watermark before, there is no state yet.
-        if self._before is None or self._after is None or self._after == self._before:
+        final = self._final()
+        if not final:
             return session.range(0).select(F.col("id").alias(_PANE))
-        first = self._before - (self._before - self._length) % self._slide + self._slide - self._length
-        last = self._after - (self._after - self._length) % self._slide - self._length
-        count = (last + self._length - first) // self._pane if last >= first else 0
+        count = (final[-1] + self._length - final[0]) // self._pane
         if count > _MOST_PANES:
             return None
-        return session.range(count).select((F.col("id") * self._pane + F.lit(first)).alias(_PANE))
+        return session.range(count).select((F.col("id") * self._pane + F.lit(final[0])).alias(_PANE))
+
+    def _final(self) -> range:
+        """Return the starts of the windows that become final, also of those without any record."""
+        # Without a watermark before, there is no state yet.
+        if self._before is None or self._after is None:
+            return range(0)
+        first, last = (last_start_at(time - self._length, self._slide) for time in (self._before, self._after))
+        return range(first + self._slide, last + 1, self._slide)
 
     def given(self) -> Sequence[DataFrame]:
         """Return the records of the windows that the result has, with each window's start and end."""
@@ -115,10 +124,13 @@ class WindowPlan(EventPlan):
             self._slide,
             self._before,
         )
+        in_result = is_up_to(F.col(END), self._after)
         if self._updates:
-            rows = rows.join(F.broadcast(self._touched()), START, "left_semi")
-        else:
-            rows = rows.where(is_up_to(F.col(END), self._after))
+            # A window that becomes final comes once more: a batch that runs again may have another watermark.
+            touched = self._touched().withColumn(_TOUCHED, F.expr("true"))
+            rows = rows.join(F.broadcast(touched), START, "left")
+            in_result = in_result | F.coalesce(F.col(_TOUCHED), F.expr("false"))
+        rows = rows.where(in_result)
         return [rows.select(f"{RECORD}.*", *window_columns())]
 
     def changes(self) -> DataFrame:
@@ -135,8 +147,14 @@ class WindowPlan(EventPlan):
         )
 
     def replaced(self) -> DataFrame | None:
-        """Return the starts of the windows that have a new record."""
-        return self._touched().select(of_micros(F.col(START)).alias(WINDOW_START)) if self._updates else None
+        """Return the starts of the windows that have a new record, or become final."""
+        if not self._updates:
+            return None
+        starts, final = self._touched(), self._final()
+        if final:
+            ids = self.records.sparkSession.range(len(final))
+            starts = starts.unionAll(ids.select((F.col("id") * self._slide + F.lit(final[0])).alias(START)))
+        return starts.select(of_micros(F.col(START)).alias(WINDOW_START))
 
 
 def in_windows(records: DataFrame, length: int, slide: int, final: int | None) -> DataFrame:
@@ -151,6 +169,11 @@ def in_windows(records: DataFrame, length: int, slide: int, final: int | None) -
 def first_start(at: Column, length: int, slide: int) -> Column:
     """Return the start of the first window that a time is in."""
     return last_start(at - F.lit(length), slide) + F.lit(slide)
+
+
+def last_start_at(at: int, slide: int) -> int:
+    """Return the same as ``last_start``, of a number."""
+    return at - at % slide
 
 
 def last_start(at: Column, slide: int) -> Column:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from orchestration.state.writing import WrittenState
     from tracker_store.batches.state_versions import StateToRead, StateVersion
 
+# What windows or join a state is of, in the schema of its versions.
+_MADE_OF = "made_of"
+
 log = structlog.get_logger(__name__)
 
 
@@ -136,23 +139,48 @@ class StateRun:
             found = self._version(connection, self._attempt.batch_time, attempt)
         return found is not None and found.frames is not None and found.read == self._to_read.head
 
-    def _version(self, connection: sa.Connection, batch_time: datetime, attempt: int) -> StateVersion | None:
+    def _version(
+        self, connection: sa.Connection, batch_time: datetime, attempt: int, output: str | None = None
+    ) -> StateVersion | None:
         return state_versions.version(
             connection,
             pipeline_id=self._attempt.pipeline_id,
-            output=self._output.name,
+            output=output or self._output.name,
             batch_time=batch_time,
             attempt=attempt,
         )
 
+    @property
+    def overrides_to(self) -> datetime | None:
+        """Return up to which batch the rows that a target has are those of results that a replay forward replaces."""
+        return self._to_read.to_time
+
     def progress(self) -> EventProgress:
-        """Return how far the event time was after the batch of the version that is read."""
-        head = self._to_read.head
-        if head is None:
-            return EventProgress()
+        """Return how far the event time was before the batch.
+
+        That is so after the batch of the version that is read. A replay forward that begins with no state goes by the
+        version before, else it would take for timely what was too late. Late records go by the output's whose they are.
+        """
+        version, of = self._to_read.head, self._output.late_of
         with connect(self._engine) as connection:
-            before = self._version(connection, head.batch_time, head.attempt)
-        return EventProgress() if before is None else EventProgress.of_rows(before.watermark, before.event_times)
+            if of is not None or (version is None and self._forward is not None):
+                version = state_versions.committed_before(
+                    connection,
+                    pipeline_id=self._attempt.pipeline_id,
+                    output=of or self._output.name,
+                    batch_time=self._attempt.batch_time,
+                )
+            if version is None:
+                return EventProgress()
+            found = self._version(connection, version.batch_time, version.attempt, of)
+        return _progress_of(found)
+
+    def restored(self) -> EventProgress | None:
+        """Return the progress after the batch, if a replay forward is undone: that of the version that is restored."""
+        if self._to_read.restores is None:
+            return None
+        with connect(self._engine) as connection:
+            return _progress_of(self._version(connection, self._attempt.batch_time, self._to_read.restores))
 
     def follow(self, event: EventBatch) -> None:
         """Take the columns and the watermark of a batch by event time."""
@@ -201,6 +229,7 @@ class StateRun:
             )
         assert before is not None
         frames = _frames(chain)
+        self._check_made_of(before)
         schema = StateSchema.of_row(before.schema)
         if before.schema_version == state.version:
             if schema != self.schema and self._event is None:
@@ -229,6 +258,20 @@ class StateRun:
         assert migrate is not None
         return _Base((), checked_result(migrate(whole), "state migrate"))
 
+    def _check_made_of(self, before: StateVersion) -> None:
+        """Raise SinkError if the state is of other windows than those that are declared."""
+        declared, had = self._schema_row().get(_MADE_OF), before.schema.get(_MADE_OF)
+        if declared != had:
+            raise SinkError(
+                f"{self._attempt.name}: its state was written for {had or 'no windows'}, and {declared or 'none'} is "
+                "declared: what is kept is of no use to others. Declare it as it was, or give the output another name"
+            )
+
+    def _schema_row(self) -> dict[str, Any]:
+        """Return the schema as the version's row keeps it."""
+        made_of = self._state.declaration().get(_MADE_OF)
+        return self.schema.to_row() if made_of is None else {**self.schema.to_row(), _MADE_OF: made_of}
+
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, session: SparkSession, changes: DataFrame) -> None:
@@ -255,7 +298,7 @@ class StateRun:
                 attempt=attempt.attempt,
                 read=self._to_read.head,
                 schema_version=state.version,
-                schema=self.schema.to_row(),
+                schema=self._schema_row(),
                 buckets=buckets,
                 folder=folder,
                 replay=self._forward,
@@ -328,6 +371,10 @@ class StateTrial(StateRun):
     def write(self, session: SparkSession, changes: DataFrame) -> None:  # noqa: ARG002  as a run's
         """Compute the changes."""
         changes.write.format("noop").mode("overwrite").save()
+
+
+def _progress_of(version: StateVersion | None) -> EventProgress:
+    return EventProgress() if version is None else EventProgress.of_rows(version.watermark, version.event_times)
 
 
 def _frames(chain: Sequence[Sequence[Any]]) -> list[list[Any]]:

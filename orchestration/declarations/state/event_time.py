@@ -250,7 +250,7 @@ class EventState(State):
         self.own = own
         self._made_of = {
             **kind.declaration(),
-            "columns": [time.column for time in times],
+            "times": [[time.stream.name, time.column] for time in times],
         }
 
     def declaration(self) -> dict[str, Any]:
@@ -298,6 +298,8 @@ def event_output(
 def _check_state(where: str, kind: EventKind, state: State | None) -> None:
     if state is None:
         return
+    if kind.on_failure != "halt":
+        raise DeclarationError(f"{where}: on_failure= of {kind!r}: its state says it, as State(…, on_failure='skip')")
     if not isinstance(kind, EventWindow):
         raise DeclarationError(
             f"{where}: {kind!r} keeps the records themselves: leave out state=, or use window=EventWindow(…)"

@@ -51,6 +51,18 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
+    IF forward IS NOT NULL THEN
+        SELECT * INTO replay FROM state_replays r WHERE r.id = forward AND r.pipeline_id = pipeline FOR SHARE;
+        IF EXISTS (SELECT FROM processes p
+                   WHERE p.id = replay.process_id AND p.id <> claiming_process AND p.ended_at IS NULL
+                      OR p.id = claiming_process AND p.ended_at IS NOT NULL) THEN
+            outcome := 'held';
+            detail := format('replay %s is run by process %s, and not by process %s', forward, replay.process_id,
+                             claiming_process);
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
     SELECT * INTO held FROM batch_attempts a
     WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND a.state = 'RUNNING';
     IF held.kind = 'replay' AND held.run_id = claiming_run THEN
@@ -77,21 +89,11 @@ BEGIN
     END IF;
 
     IF forward IS NOT NULL THEN
-        SELECT * INTO replay FROM state_replays r WHERE r.id = forward AND r.pipeline_id = pipeline FOR SHARE;
         IF (replay.state IN ('RUNNING', 'UNDOING') AND at_time BETWEEN replay.from_time AND replay.to_time) IS NOT TRUE
         THEN
             outcome := 'held';
             detail := format('replay %s is %s, and has the batches from %s to %s', forward,
                              coalesce(replay.state, 'not there'), replay.from_time, replay.to_time);
-            RETURN NEXT;
-            RETURN;
-        END IF;
-        IF EXISTS (SELECT FROM processes p
-                   WHERE p.id = replay.process_id AND p.id <> claiming_process AND p.ended_at IS NULL
-                      OR p.id = claiming_process AND p.ended_at IS NOT NULL) THEN
-            outcome := 'held';
-            detail := format('replay %s is run by process %s, and not by process %s', forward, replay.process_id,
-                             claiming_process);
             RETURN NEXT;
             RETURN;
         END IF;
