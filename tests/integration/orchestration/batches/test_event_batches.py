@@ -232,7 +232,8 @@ def history(seed: int) -> list[tuple[list[Record], list[Record]]]:
         now += chosen.choice([2, 5, 11])
         batch: tuple[list[Record], list[Record]] = ([], [])
         for side in batch[: 1 if number == 0 else 2]:
-            for _ in range(60):
+            # A few records touch few windows.
+            for _ in range(60 if number < 2 else 3):
                 at = chosen.randint(now - LATENESS - 8, now) * MINUTE + chosen.choice([0, 0, 0, -1, 1])
                 side.append(Record(next(numbers), chosen.choice(keys), at))
             side.append(Record(next(numbers), "no time", None))
@@ -262,7 +263,7 @@ def test_each_batch_has_the_windows_and_pairs_of_the_model(
     checked = Checked(System(session, monkeypatch, outputs=None if is_whole() else BRIEF))
     for number, batches in enumerate(history(seed)):
         checked.run(batches, BATCHES_FROM + number * MINUTE)
-    assert sum(len(model.windows()) for model in checked.windows.values()) > 50
+    assert sum(len(model.windows()) for model in checked.windows.values()) > 40
     # What is left in the states is of the last records.
     assert all(table.num_rows <= 4 for table in checked.system.states.values())
 
