@@ -179,10 +179,10 @@ def test_a_window_is_made_of_panes_that_none_begins_or_ends_in() -> None:
 def test_the_declaration_says_what_the_driver_log_keeps() -> None:
     state = declared(window=EventWindow("5m", slide="1m")).state
     assert state is not None
-    assert state.declaration()["made_of"] == {"length_ms": 300_000, "slide_ms": 60_000, "columns": ["at"]}
+    assert state.declaration()["made_of"] == {"length_ms": 300_000, "slide_ms": 60_000, "times": [["clicks", "at"]]}
     state = declared(window=SESSION).state
     assert state is not None
-    assert state.declaration()["made_of"] == {"gap_ms": 1_800_000, "key": ["user"], "columns": ["at"]}
+    assert state.declaration()["made_of"] == {"gap_ms": 1_800_000, "key": ["user"], "times": [["clicks", "at"]]}
     made = declared(window=None, join=EventJoin("user", between=("-5m", "1h")), inputs=[timed(), timed(pays)])
     assert made.state is not None
     assert made.state.declaration()["made_of"] == {
