@@ -11,11 +11,13 @@ import pytest
 import sqlalchemy as sa
 
 from forebay import EnvVar, EventWindow, ParquetSink, Pipeline, PostgresSink
+from orchestration.batches.attempt_outputs import OutputsFailedError
 from orchestration.replays.state_forward import replay_forward
 from tests.support.spark.event_rig import EventRig, stream
 from tracker_store.batches.state_replays import begin_state_replay
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -96,12 +98,12 @@ def test_windows_are_replaced_in_a_table_and_final_in_files(
     assert final() == [(0, "ann", 27), (10, "bob", 4)]
     late = parquet(tmp_path / "late")
     assert [(row["pages"], row["watermark"]) for row in late] == [(100, noon + timedelta(minutes=25))]
-    # With other code, the windows that have got a record since then are computed again.
+    # With other code, the windows that have got a record since then, or were not final, are computed again.
     factor = 10
     replay = begin_state_replay(rig.connection, pipeline_id=rig.id, output="sums", from_time=second)
     replayed = list(replay_forward(pipeline, replay, run_id="again", settings=rig.settings, session=lambda: session))
     assert [batch.error for batch in replayed] == [""] * 3
-    assert table() == [(0, "ann", 270), (10, "bob", 4), (30, "ann", 30), (50, "bob", 10)]
+    assert table() == [(0, "ann", 270), (10, "bob", 40), (30, "ann", 30), (50, "bob", 10)]
 
 
 def test_an_idle_receiver_is_not_waited_for(rig: EventRig, tmp_path: Path, session: SparkSession) -> None:
@@ -149,3 +151,42 @@ def test_an_idle_receiver_is_not_waited_for(rig: EventRig, tmp_path: Path, sessi
     assert versions()[-1] == (7, 149, 0)
     found = [(row["user"], row["pages"]) for row in parquet(tmp_path / "final")]
     assert sorted(found) == [("ann", 1), ("ann", 2), ("bob", 1)]
+
+
+def test_the_watermark_stays_when_late_records_are_kept_and_the_state_is_rebuilt(
+    rig: EventRig, tmp_path: Path, session: SparkSession
+) -> None:
+    clicks = stream("clicks")
+
+    def declare(*, window: str = "10m", **more: Any) -> None:
+        pipeline = Pipeline("visits", interval="1h")
+        timed = clicks.by_event_time("at", lateness="1m")
+        sink = ParquetSink(tmp_path / "final")
+        if window:
+            pipeline.output(inputs=[timed], window=EventWindow(window), sink=sink, name="final", **more)(sums)
+        pipeline.output(inputs=[clicks], sink=ParquetSink(tmp_path / "all"), name="all")(lambda clicks: clicks)
+        rig.apply(pipeline)
+
+    def batch(hour: int, *rows: tuple[str, int]) -> datetime:
+        made = [{"user": user, "at": rig.begin + timedelta(minutes=at), "pages": 1} for user, at in rows]
+        rig.receive("clicks", made, CLICKS)
+        time = rig.allocate(hour)
+        rig.run(time, session=lambda: session)
+        return time
+
+    declare()
+    batch(1, ("ann", 1), ("bob", 30))
+    declare(late=ParquetSink(tmp_path / "late"))
+    second = batch(2, ("cid", 5))
+    late = parquet(tmp_path / "late")
+    assert [(row["user"], row["watermark"] - rig.begin) for row in late] == [("cid", timedelta(minutes=29))]
+    replay = begin_state_replay(rig.connection, pipeline_id=rig.id, output="final", from_time=second, from_nothing=True)
+    replayed = replay_forward(rig.pipeline, replay, run_id="again", settings=rig.settings, session=lambda: session)
+    assert [batch.error for batch in replayed] == [""]
+    found = rig.connection.execute(sa.text("SELECT late FROM forebay.state_status WHERE output = 'final'")).scalar_one()
+    assert found == 1, "it was too late, whatever the state has"
+    # Between the two declarations nothing compares one with the other.
+    declare(window="")
+    declare(window="1h")
+    with pytest.raises(OutputsFailedError, match=r"written for \{'times': .*'length_ms': 600000"):
+        batch(3, ("dan", 31))

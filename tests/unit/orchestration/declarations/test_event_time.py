@@ -190,7 +190,7 @@ def test_the_declaration_says_what_the_driver_log_keeps() -> None:
         "least_ms": -300_000,
         "most_ms": 3_600_000,
         "how": "inner",
-        "columns": ["at", "at"],
+        "times": [["clicks", "at"], ["pays", "at"]],
     }
     assert made.event is not None
     assert made.event.declaration()["inputs"][1] == {
