@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from orchestration.batches.stateful.event_records import END, RECORD, START, EventPlan, is_up_to
-from orchestration.batches.stateful.event_windows import in_windows, window_columns
+from orchestration.batches.stateful.event_records import END, START, EventPlan, is_up_to
+from orchestration.batches.stateful.event_windows import in_columns, in_windows, window_columns
 from orchestration.batches.stateful.state_function import checked_pair
 from orchestration.declarations.pipeline import STATE_PARAMETER
 from orchestration.declarations.sink import SinkError, checked_result
@@ -49,7 +49,9 @@ class TotalPlan(EventPlan):
         self._schema = schema
         before, self._after = watermarks
         self._updates = updates
-        self.records = in_windows(records, length, slide, before).select(f"{RECORD}.*", START, END)
+        flat, names = in_columns(records)
+        rows = in_windows(flat, length, slide, before)
+        self.records = rows.select(*(F.col(of_flat).alias(name) for of_flat, name in names), START, END)
 
     def schema(self) -> StateSchema:
         """Return the user's columns, with those of the window."""

@@ -118,12 +118,8 @@ class WindowPlan(EventPlan):
     def given(self) -> Sequence[DataFrame]:
         """Return the records of the windows that the result has, with each window's start and end."""
         columns = [RECORD, AT]
-        rows = in_windows(
-            self.records.select(*columns).unionAll(self._state.select(*columns)),
-            self._length,
-            self._slide,
-            self._before,
-        )
+        flat, names = in_columns(self.records.select(*columns).unionAll(self._state.select(*columns)))
+        rows = in_windows(flat, self._length, self._slide, self._before)
         in_result = is_up_to(F.col(END), self._after)
         if self._updates:
             # A window that becomes final comes once more: a batch that runs again may have another watermark.
@@ -131,7 +127,7 @@ class WindowPlan(EventPlan):
             rows = rows.join(F.broadcast(touched), START, "left")
             in_result = in_result | F.coalesce(F.col(_TOUCHED), F.expr("false"))
         rows = rows.where(in_result)
-        return [rows.select(f"{RECORD}.*", *window_columns())]
+        return [rows.select(*(F.col(of_flat).alias(name) for of_flat, name in names), *window_columns())]
 
     def changes(self) -> DataFrame:
         """Return the new records that are in a window that is not final. What is final expires by itself."""
@@ -155,6 +151,18 @@ class WindowPlan(EventPlan):
             ids = self.records.sparkSession.range(len(final))
             starts = starts.unionAll(ids.select((F.col("id") * self._slide + F.lit(final[0])).alias(START)))
         return starts.select(of_micros(F.col(START)).alias(WINDOW_START))
+
+
+def in_columns(records: DataFrame) -> tuple[DataFrame, list[tuple[str, str]]]:
+    """Return the records' fields as columns, with AT, and which column has which field.
+
+    Spark 4.3 loses a field that is taken out of a record above `explode` and a join ("Could not find _extract_…" in an
+    INTERNAL_ERROR_ATTRIBUTE_NOT_FOUND). So they are taken out below.
+    """
+    names = records.select(f"{RECORD}.*").columns
+    flat = [(f"field{number}", name) for number, name in enumerate(names)]
+    fields = [F.col(RECORD).getField(name).alias(of_flat) for of_flat, name in flat]
+    return records.select(*fields, AT), flat
 
 
 def in_windows(records: DataFrame, length: int, slide: int, final: int | None) -> DataFrame:

@@ -158,12 +158,12 @@ def test_the_watermark_stays_when_late_records_are_kept_and_the_state_is_rebuilt
 ) -> None:
     clicks = stream("clicks")
 
-    def declare(*, window: str = "10m", **more: Any) -> None:
+    def declare(*, window: str = "10m", late: ParquetSink | None = None) -> None:
         pipeline = Pipeline("visits", interval="1h")
         timed = clicks.by_event_time("at", lateness="1m")
         sink = ParquetSink(tmp_path / "final")
         if window:
-            pipeline.output(inputs=[timed], window=EventWindow(window), sink=sink, name="final", **more)(sums)
+            pipeline.output(inputs=[timed], window=EventWindow(window), sink=sink, name="final", late=late)(sums)
         pipeline.output(inputs=[clicks], sink=ParquetSink(tmp_path / "all"), name="all")(lambda clicks: clicks)
         rig.apply(pipeline)
 
