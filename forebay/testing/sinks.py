@@ -50,6 +50,7 @@ _MINUTE = timedelta(minutes=1)
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 _LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)
 EARLIER, LATER = TIME - timedelta(seconds=10), TIME + timedelta(hours=2)
+NEXT = TIME + timedelta(seconds=10)
 
 
 class SinkTarget(ABC):
@@ -454,6 +455,40 @@ class SinkConformance:
         assert sessions_in(target) == [(0, "b", 2), (0, "c", 2)]
         run(sink, sessions((0, "b", 9)), replace(attempt(2), replaced=windows))
         assert sessions_in(target) == [(0, "b", 2), (0, "c", 2)]
+
+    def test_a_replay_forward_takes_the_place_of_rows_that_its_later_batches_had(
+        self, target: SinkTarget, sessions: Sessions
+    ) -> None:
+        sink = self._replacing(target)
+        run(sink, sessions((0, "a", 1), (1, "a", 1)), attempt())
+        run(sink, sessions((0, "a", 2), (2, "a", 2), (3, "a", 2)), attempt(time=NEXT))
+        # A batch after those of the replay: its rows stay.
+        run(sink, sessions((3, "a", 3)), attempt(time=LATER))
+        for number in (2, 3):
+            forward = replace(attempt(number), overrides_to=NEXT)
+            run(self._replacing(target), sessions((0, "a", 8), (3, "a", 8)), forward)
+            assert sessions_in(target) == [(0, "a", 8), (2, "a", 2), (3, "a", 3)]
+        run(sink, sessions((4, "a", 9)), replace(attempt(2, time=NEXT), overrides_to=NEXT))
+        assert sessions_in(target) == [(0, "a", 8), (3, "a", 3), (4, "a", 9)]
+        # Its rows are of its batch, whatever they took the place of.
+        run(sink, sessions((0, "a", 7)), replace(attempt(3, time=NEXT), overrides_to=NEXT))
+        run(sink, sessions((0, "a", 6), (5, "a", 6)), attempt(4))
+        assert sessions_in(target) == [(0, "a", 7), (3, "a", 3), (5, "a", 6)]
+
+    def test_a_replay_forward_replaces_windows_that_its_later_batches_had(
+        self, target: SinkTarget, sessions: Sessions
+    ) -> None:
+        sink = self._replacing(target)
+        windows = sessions((0,))
+        run(sink, sessions((0, "a", 1), (0, "b", 1)), replace(attempt(), replaced=windows))
+        run(sink, sessions((0, "a", 2), (0, "c", 2), (5, "c", 2)), replace(attempt(time=NEXT), replaced=windows))
+        run(sink, sessions((0, "d", 3)), attempt(time=LATER))
+        for number in (2, 3):
+            forward = replace(attempt(number), replaced=windows, overrides_to=NEXT)
+            run(self._replacing(target), sessions((0, "a", 8), (0, "d", 8)), forward)
+            assert sessions_in(target) == [(0, "a", 8), (0, "d", 3), (5, "c", 2)]
+        run(sink, sessions((0, "e", 9)), replace(attempt(2, time=NEXT), replaced=windows, overrides_to=NEXT))
+        assert sessions_in(target) == [(0, "d", 3), (0, "e", 9)]
 
     def test_a_null_in_a_window_is_the_same_as_a_null(self, target: SinkTarget, sessions: Sessions) -> None:
         sink = self._replacing(target)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay_contrib.delta.retention import DEFAULTS
 from forebay_contrib.delta.tables import columns_of
-from forebay_contrib.delta.windows import Gone, quoted
+from forebay_contrib.delta.windows import Gone, no_newer, quoted
 from orchestration.declarations.sink import Committed, Written
 from orchestration.sinks.batch_column import BATCH_TIME
 from orchestration.sinks.column_changes import changed_schema
@@ -112,9 +112,10 @@ class Commit:
         whole = pa.schema([columns_of(table).field(name) for name in result.names])
         values = {quoted(name): _source(name) for name in whole.names}
         # A row without a batch time is another writer's, and stays, as in a PostgresSink.
-        is_older = f"{_target(BATCH_TIME)} <= {_source(BATCH_TIME)}"
+        newest = self.attempt.newest_overridden
+        is_older = f"target.{no_newer(newest)}"
         with self._rows(whole) as read:
-            gone = Gone() if self.windows is None else Gone.of(table, self.windows, key, self.attempt.batch_time, read)
+            gone = Gone() if self.windows is None else Gone.of(table, self.windows, key, newest, read)
             is_same = " AND ".join(f"({_target(name)} {gone.equality} {_source(name)})" for name in key)
             properties = self._properties()
             merged = table.merge(

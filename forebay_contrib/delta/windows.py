@@ -32,23 +32,22 @@ class Gone:
     """Hold the keys of the rows that a merge deletes, each once; None: it deletes no such row."""
 
     keys: pa.Table | None = None
-    time: datetime | None = None
 
     @classmethod
-    def of(cls, table: Any, windows: pa.Table, key: Sequence[str], time: datetime, result: Read) -> Gone:  # noqa: ANN401
-        """Find the rows of windows that no batch after `time` wrote, and whose key is not in the result."""
+    def of(cls, table: Any, windows: pa.Table, key: Sequence[str], newest: datetime, result: Read) -> Gone:  # noqa: ANN401
+        """Find the rows of windows that no batch after `newest` wrote, and whose key is not in the result."""
         import numpy as np  # noqa: PLC0415
         import pyarrow as pa  # noqa: PLC0415
 
         columns = columns_of(table)
         types = pa.schema([pa.field(name, columns.field(name).type) for name in key])
         windows = windows.cast(pa.schema([types.field(name) for name in windows.column_names]))
-        found = [rows.filter(pa.array(is_of(rows, windows))) for rows in _older_rows(table, types, time)]
+        found = [rows.filter(pa.array(is_of(rows, windows))) for rows in _older_rows(table, types, newest)]
         keys = pa.concat_tables([types.empty_table(), *found]).group_by(list(key)).aggregate([])
         if keys.num_rows:
             kept = pa.Table.from_batches([batch.select(list(key)).cast(types) for batch in result()], types)
             keys = keys.filter(pa.array(np.logical_not(is_of(keys, kept))))
-        return cls(keys, time) if keys.num_rows else cls()
+        return cls(keys) if keys.num_rows else cls()
 
     @property
     def equality(self) -> str:
@@ -78,7 +77,6 @@ class Gone:
         values = {
             **{one.name: pa.nulls(number, one.type) for one in schema},
             **{name: keys[name] for name in keys.column_names},
-            BATCH_TIME: pa.repeat(pa.scalar(self.time, schema.field(BATCH_TIME).type), number),
             mark: pa.repeat(pa.scalar(value=True), number),
         }
 
@@ -90,13 +88,13 @@ class Gone:
         return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _older_rows(table: Any, types: pa.Schema, time: datetime) -> Iterator[pa.Table]:  # noqa: ANN401
-    """Yield columns of the table's rows that no batch after `time` wrote, in pieces."""
+def _older_rows(table: Any, types: pa.Schema, newest: datetime) -> Iterator[pa.Table]:  # noqa: ANN401
+    """Yield columns of the table's rows that no batch after `newest` wrote, in pieces."""
     import pyarrow as pa  # noqa: PLC0415
     from deltalake import QueryBuilder  # noqa: PLC0415
 
     names = ", ".join(map(quoted, types.names))
-    query = f"SELECT {names} FROM older WHERE {no_newer(time)}"  # noqa: S608  quoted
+    query = f"SELECT {names} FROM older WHERE {no_newer(newest)}"  # noqa: S608  quoted
     reader = pa.RecordBatchReader.from_stream(QueryBuilder().register("older", table).execute(query))
     pieces: list[pa.RecordBatch] = []
     number = 0

@@ -1,8 +1,8 @@
 """Decide which rows of an Iceberg table a batch replaces, in each mode, and leave the table's files without them.
 
 Files that lose all of their rows are removed; of one that loses some, the others are written again (copy on write). The
-batch's own files lose the rows whose key a newer batch has written. It never commits: the sink does, to the very
-snapshot that was read here.
+batch's own files lose the rows whose key a newer batch has written, except those that the batch overrides. It never
+commits: the sink does, to the very snapshot that was read here.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ class Replacement:
 class Batch:
     """Hold the files that the tasks wrote, and the folder of the attempt in the store.
 
-    `windows`: the identities of those whose rows a merge replaces.
+    `newest_overridden`: the newest batch whose rows a merge replaces. `windows`: the identities of those whose rows it
+    replaces.
     """
 
     files: Sequence[StagedFile]
     folder: str
     time: datetime
+    newest_overridden: datetime
     windows: pa.Table | None = None
 
 
@@ -98,7 +100,7 @@ def merge(table: Table, files: DataFiles, batch: Batch, key: Sequence[str], kept
     for task in table.scan(row_filter=_may_have(table, staged, key, batch)).plan_files():
         there = _Rows.of(task, files, [*key, *kept])
         rows, numbers = there.with_keys(staged, key)
-        all_newer = there.is_newer(batch.time)
+        all_newer = there.is_newer(batch.newest_overridden)
         newer = all_newer[rows]
         lost[numbers[newer]] = True
         gone = there.of_batch(batch.time)

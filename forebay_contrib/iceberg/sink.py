@@ -283,7 +283,8 @@ class IcebergSink(FileTableSink):
         columns = change(transaction, changes, schema)
         parting = PartitionedRows.of(table.spec(), columns, None)
         data_files = DataFiles(table, columns, parting, store)
-        batch = Batch(files, f"{batch_folder(attempt)}/attempt{attempt.attempt}-replaced", attempt.batch_time, windows)
+        folder = f"{batch_folder(attempt)}/attempt{attempt.attempt}-replaced"
+        batch = Batch(files, folder, attempt.batch_time, attempt.newest_overridden, windows)
         replacement = Replacement()
         if self.mode == "merge":
             replacement = merge(table, data_files, batch, self.key, kept_by(changes, table, self.columns))

@@ -129,8 +129,11 @@ class OutputAttempt:
     `replaced` identifies the windows whose rows the result replaces; None: it replaces none. Its columns are some of
     those of the sink's key, with the types that the result has for them, and its rows may repeat. In the commit of the
     result the sink deletes each row of the target whose values in these columns equal those of a row of `replaced` (a
-    null equals a null), whose batch is this or an earlier one, and whose key is not in the result. It is given only to
-    a sink that `replaces` these columns.
+    null equals a null), whose batch is not after `newest_overridden`, and whose key is not in the result. It is given
+    only to a sink that `replaces` these columns.
+
+    `overrides_to`: the result also takes the place of rows of batches up to this one, because a replay forward is
+    replacing their results too. Only merges use it, as `newest_overridden`; rows are written with `batch_time` as ever.
     """
 
     pipeline: str
@@ -143,6 +146,11 @@ class OutputAttempt:
     began_at: datetime | None = None
     replaced: DataFrame | None = field(default=None, compare=False, repr=False)
     overrides_to: datetime | None = None
+
+    @property
+    def newest_overridden(self) -> datetime:
+        """Return the newest batch whose rows a merge replaces: it leaves the rows of later batches."""
+        return self.batch_time if self.overrides_to is None else max(self.batch_time, self.overrides_to)
 
     @property
     def batch_id(self) -> int:

@@ -165,13 +165,13 @@ class TargetTable:
             kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(
                 source, sql.SQL(" AND ").join(_equal("staged", "t", self._key))
             )
-        time = {"time": staged.attempt.batch_time}
+        times = {"time": staged.attempt.batch_time, "newest": staged.attempt.newest_overridden}
         deletes = [
-            self._statements.sql("DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}", time, kept=kept),
+            self._statements.sql("DELETE FROM {table} AS t WHERE t.{batch_time} = %(time)s{kept}", times, kept=kept),
             *(
                 self._statements.sql(
-                    "DELETE FROM {table} AS t WHERE t.{batch_time} <= %(time)s AND {of_window}{kept}",
-                    time,
+                    "DELETE FROM {table} AS t WHERE t.{batch_time} <= %(newest)s AND {of_window}{kept}",
+                    times,
                     of_window=of_window,
                     kept=kept,
                 )
@@ -230,9 +230,10 @@ class TargetTable:
         names = [column.name for column in columns]
         conflict = sql.SQL("")
         if self._key:
-            # A replay of an older batch does not change rows of a newer one.
+            # A replay of an older batch does not change rows of a newer one, except if it runs that again too.
             conflict = self._statements.sql(
-                " ON CONFLICT ({key}) DO UPDATE SET {changed} WHERE t.{batch_time} <= excluded.{batch_time}",
+                " ON CONFLICT ({key}) DO UPDATE SET {changed} WHERE t.{batch_time} <= %(newest)s",
+                {"newest": staged.attempt.newest_overridden},
                 key=names_of(self._key),
                 # The key too: equal ones may differ, as 1.0 and 1.00, or in a collation that ignores case.
                 changed=sql.SQL(", ").join(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -42,6 +43,12 @@ def test_the_function_gets_the_frame_and_the_same_id_in_each_attempt() -> None:
     assert sink.committed(attempt(2)) is None
     assert sink.guarantee is DeliveryGuarantee.AT_LEAST_ONCE
     assert sink.declaration()["function"].endswith("keep")
+
+
+@pytest.mark.parametrize(("overrides_to", "newest"), [(None, 0), (-10, 0), (0, 0), (10, 10)])
+def test_an_attempt_overrides_its_own_batch_and_what_a_replay_runs_again(overrides_to: int | None, newest: int) -> None:
+    to = None if overrides_to is None else TIME + timedelta(seconds=overrides_to)
+    assert replace(attempt(2), overrides_to=to).newest_overridden == TIME + timedelta(seconds=newest)
 
 
 def test_a_function_that_does_not_take_both_arguments_is_refused_when_declared() -> None:
