@@ -168,8 +168,14 @@ class BatchTrial:
         state = None
         if output.state is not None:
             state = StateTrial(self._engine, output, self._attempt(output), self._settings, inputs.expected)
-        result = output_result(output, self._batch, inputs, settings=self._settings, session=self._session, state=state)
-        result.write.format("noop").mode("overwrite").save()
+        try:
+            result = output_result(
+                output, self._batch, inputs, settings=self._settings, session=self._session, state=state
+            )
+            result.write.format("noop").mode("overwrite").save()
+        finally:
+            if state is not None:
+                state.close()
 
     def _attempt(self, output: Output) -> OutputAttempt:
         """Return an attempt that was never claimed: it reads the state, and writes nothing."""
