@@ -129,8 +129,11 @@ class System:
         writer.sync()
         writer.close()
 
-    def allocate(self, hour: int) -> datetime:
-        """Allocate the blocks received so far to the batch of an hour in the past; return its batch time."""
+    def allocate(self, hour: int, *, with_windows: bool = False) -> datetime:
+        """Allocate the blocks received so far to the batch of an hour in the past; return its batch time.
+
+        `with_windows`: as the tracker does, a batch without blocks is to run if a window that ends with it has any.
+        """
         pipeline = get_pipeline(self.connection, "words")
         self._begin = self._begin or pipeline.last_batch_time - timedelta(days=1)
         time = self._begin + timedelta(hours=hour)
@@ -144,7 +147,7 @@ class System:
             ),
             {"t": time - timedelta(minutes=1)},
         )
-        windows = PipelineDeclaration.of(pipeline.declaration).deciding_windows
+        windows = PipelineDeclaration.of(pipeline.declaration).deciding_windows if with_windows else ()
         ReceivedBlockTracker(self.connection, pipeline.pipeline_id).allocate_blocks_to_batch(time, windows=windows)
         return time
 

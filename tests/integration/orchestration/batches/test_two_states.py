@@ -112,7 +112,7 @@ class TwoStates:
     def allocate(self, hour: int) -> datetime:
         if LINES[hour]:
             self.system.receive([LINES[hour]])
-        self.times[hour] = self.system.allocate(hour)
+        self.times[hour] = self.system.allocate(hour, with_windows=True)
         return self.times[hour]
 
     def seen(self) -> dict[str, dict[int, list[str]]]:
