@@ -152,7 +152,7 @@ def test_letters_in_the_wrong_encoding_are_records_once_the_declaration_is_right
         with connect(rig.engine) as connection:
             declare(connection, source.model_copy(update={"encoding": "iso8859-1"}).model_dump(mode="json"))
         rig.start(2)
-        eventually(lambda: rig.state()[0] == "ACTIVE", "the receiver")
+        eventually(lambda: rig.state()[0] == "ACTIVE" and "listening on" in rig.state()[1], "the receiver")
         newest = max(row.id for row in rig.execute("SELECT id FROM forebay.dead_letters"))
         done = replay(newest, "--json")
         assert done.exit_code == 0, done.output
