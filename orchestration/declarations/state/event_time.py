@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from orchestration.declarations.declaration_error import DeclarationError
-from orchestration.declarations.state.declared import DEFAULT_BUCKETS, OnStateFailure, State
+from orchestration.declarations.state.declared import OnStateFailure, State
 from orchestration.state.state_schema import EXPIRES_AT
 from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 
@@ -241,7 +241,6 @@ class EventState(State):
         """Take the windows or the join, the inputs' times, and the user's own state."""
         if own is None:
             super().__init__("key0 STRING", f"{EXPIRES_AT} TIMESTAMP", on_failure=kind.on_failure)
-            self.buckets = DEFAULT_BUCKETS
         else:
             key = ", ".join([f"{WINDOW_START} TIMESTAMP", *(f"`{name}` {each}" for name, each in own.schema.key)])
             value = ", ".join([*(f"`{name}` {each}" for name, each in own.schema.value), f"{EXPIRES_AT} TIMESTAMP"])
@@ -280,19 +279,21 @@ def event_output(
     _check_state(where, kind, state)
     found = EventOutput(times, kind, state, updates=False)
     mode = getattr(sink, "mode", "append")
-    if not found.identity or mode == "append":
+    if mode == "overwrite":
+        raise DeclarationError(
+            f"{where}: a batch has the windows or pairs that are new in it, and mode='overwrite' would drop others: "
+            "say mode='merge' with key=…, or mode='append', for windows once they are final"
+        )
+    if not found.identity:
         return found
-    if mode == "merge" and not sink.replaces(found.identity):
+    if sink.replaces(found.identity):
+        return EventOutput(times, kind, state, updates=True)
+    if mode == "merge":
         raise DeclarationError(
             f"{where}: its sink keeps one row for each key, and {', '.join(found.identity)} must be in it, else rows "
             f"of one window replace those of another: give key=[{', '.join(map(repr, found.identity))}, …]"
         )
-    if mode == "overwrite":
-        raise DeclarationError(
-            f"{where}: a batch has the windows that have changed, and mode='overwrite' would drop all others: say "
-            "mode='merge' with key=…, or mode='append', for windows once they are final"
-        )
-    return EventOutput(times, kind, state, updates=True)
+    return found
 
 
 def _check_state(where: str, kind: EventKind, state: State | None) -> None:
