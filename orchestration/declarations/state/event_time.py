@@ -281,7 +281,7 @@ def event_output(
     mode = getattr(sink, "mode", "append")
     if mode == "overwrite":
         raise DeclarationError(
-            f"{where}: a batch has the windows or pairs that are new in it, and mode='overwrite' would drop others: "
+            f"{where}: a batch has the windows or pairs that have changed, and mode='overwrite' would drop all others: "
             "say mode='merge' with key=…, or mode='append', for windows once they are final"
         )
     if not found.identity:
