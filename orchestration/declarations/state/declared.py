@@ -67,11 +67,7 @@ class State:
         self.keys = keys
         self.ttl = None if ttl is None else _ttl(ttl)
         self.initial = initial
-        if on_failure not in get_args(OnStateFailure):
-            raise DeclarationError(
-                f"state on_failure={on_failure!r} must be one of {', '.join(get_args(OnStateFailure))}"
-            )
-        self.on_failure: OnStateFailure = on_failure
+        self.on_failure: OnStateFailure = checked_failure(on_failure, "state ")
         if not 1 <= buckets <= _MOST_BUCKETS:
             raise DeclarationError(f"state buckets={buckets} must be from 1 to {_MOST_BUCKETS}")
         self.buckets = buckets
@@ -94,6 +90,13 @@ class State:
 
     def __repr__(self) -> str:
         return f"State({ddl(self.schema.key)!r}, {ddl(self.schema.value)!r})"
+
+
+def checked_failure(on_failure: OnStateFailure, of: str = "") -> OnStateFailure:
+    """Return the value if it is one; `of` begins the message. Raises DeclarationError."""
+    if on_failure not in get_args(OnStateFailure):
+        raise DeclarationError(f"{of}on_failure={on_failure!r} must be one of {', '.join(get_args(OnStateFailure))}")
+    return on_failure
 
 
 def _ttl(value: str | timedelta) -> timedelta:

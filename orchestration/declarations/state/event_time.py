@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from orchestration.declarations.declaration_error import DeclarationError
-from orchestration.declarations.state.declared import OnStateFailure, State
+from orchestration.declarations.state.declared import OnStateFailure, State, checked_failure
 from orchestration.state.state_schema import EXPIRES_AT
 from receiver_runtime.sources.fields.units import MOST_DAYS, parse_duration
 
@@ -313,13 +313,6 @@ def _check_state(where: str, kind: EventKind, state: State | None) -> None:
         )
     if state.keys is not None or state.initial is not None:
         raise DeclarationError(f"{where}: a state of windows takes neither keys= nor initial=: leave them out")
-
-
-def checked_failure(on_failure: OnStateFailure) -> OnStateFailure:
-    """Return the value if it is one. Raises DeclarationError."""
-    if on_failure not in get_args(OnStateFailure):
-        raise DeclarationError(f"on_failure={on_failure!r} must be one of {', '.join(get_args(OnStateFailure))}")
-    return on_failure
 
 
 def _columns(value: Sequence[str] | str, where: str) -> tuple[str, ...]:

@@ -198,7 +198,7 @@ class TargetTable:
         if not windows.tables:
             return []
         for table in windows.tables:
-            # Nobody else has seen the table, and without statistics Postgres takes a few rows for many.
+            # No other session has seen the table, and without statistics Postgres takes a few rows for many.
             cursor.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(self._statements.schema, table)))
         source = self._source(windows.columns, windows.pieces())
         nulls = sql.SQL(", ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in windows.columns)
